@@ -1,0 +1,3 @@
+//! The bench target.
+
+fn main() {}

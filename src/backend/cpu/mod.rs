@@ -1,0 +1,1 @@
+//! The CPU backend: float32 compute, rayon and the gemm crate.

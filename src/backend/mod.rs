@@ -1,0 +1,283 @@
+//! What a device must offer: [`Ops`] to write a forward over, [`Device`] to hold a model, [`Capture`] to replay one step.
+//!
+//! No vendor is named here, and nothing here knows a model: a device sees numbered weights, named activation
+//! buffers and numbered KV layers.
+
+pub mod cpu;
+
+use crate::batch::{Batch, KvGroup};
+use crate::units::{Bytes, Nanos};
+
+/// The index of a weight in [`StepSpec::weights`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WeightId(pub usize);
+
+/// The activation buffers of a step. Each is `[tokens, width]`, row-major, its width given by [`StepSpec::acts`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Act {
+    /// The residual stream, `[tokens, hidden]`.
+    Residual,
+    /// A normalised copy of the residual stream, `[tokens, hidden]`; after the last norm, the step's output.
+    Normed,
+    /// Query, key and value heads side by side, `[tokens, (q_heads + 2 * kv_heads) * head_dim]`.
+    Qkv,
+    /// The attention's result before its output projection, `[tokens, q_heads * head_dim]`.
+    Context,
+    /// What a block adds to the residual stream, `[tokens, hidden]`.
+    Delta,
+    /// Gate and up projection side by side, `[tokens, 2 * intermediate]`.
+    GateUp,
+    /// The gated activation, `[tokens, intermediate]`.
+    Gated,
+}
+
+/// What a weight is for: it decides how a device stores it and what dummy values it gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightRole {
+    /// `[out_features, in_features]`, applied as `x · Wᵀ`.
+    Linear,
+    /// `[vocabulary, hidden]`, gathered by token id.
+    Embedding,
+    /// `[1, features]`, a norm's scale.
+    Norm,
+    /// `[1, out_features]`, added to a product.
+    Bias,
+}
+
+/// One weight of a model, as the device stores it: perhaps several tensors of a checkpoint stacked by rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightSpec {
+    /// Name for messages, such as `layers.3.self_attn.qkv_proj.weight`.
+    pub name: String,
+    /// The checkpoint's tensors, top to bottom, each with its rows; without the `model.` prefix.
+    pub parts: Vec<(String, usize)>,
+    /// Rows in all.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// What it is for.
+    pub role: WeightRole,
+}
+
+/// One rotary embedding: angle = position × `inv_freq[i]` for the pair (i, i + head_dim / 2).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// `[head_dim / 2]` inverse frequencies.
+    pub inv_freq: Vec<f32>,
+    /// Factor on cosine and sine (YaRN's attention factor, else 1).
+    pub factor: f32,
+}
+
+/// Where a layer's keys and values live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLayer {
+    /// Index of its KV group in [`StepSpec::kv_groups`].
+    pub group: usize,
+    /// Heads of K and of V.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+/// One attention layer, as [`Ops::qk_norm_rope_kvwrite`] and [`Ops::attention`] need it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    /// Index in [`StepSpec::kv_layers`].
+    pub kv_layer: usize,
+    /// Query heads; a multiple of `kv_heads`.
+    pub q_heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// A query attends to the last `window` positions, its own included.
+    pub window: Option<u32>,
+    /// Index in [`StepSpec::ropes`].
+    pub rope: usize,
+    /// RMS norm of each query head before RoPE, `[1, head_dim]`.
+    pub q_norm: Option<WeightId>,
+    /// RMS norm of each key head before RoPE, `[1, head_dim]`.
+    pub k_norm: Option<WeightId>,
+    /// Epsilon of both.
+    pub eps: f32,
+}
+
+/// Everything a device must know of a model before it can hold it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepSpec {
+    /// All weights, in [`WeightId`] order.
+    pub weights: Vec<WeightSpec>,
+    /// The activation buffers and their widths.
+    pub acts: Vec<(Act, usize)>,
+    /// KV groups, which share one pool of blocks.
+    pub kv_groups: Vec<KvGroup>,
+    /// KV layers, in the order of the model's layers.
+    pub kv_layers: Vec<KvLayer>,
+    /// Rotary embeddings.
+    pub ropes: Vec<Rope>,
+    /// Positions that a request may reach.
+    pub max_model_len: u32,
+}
+
+/// The operations of a decoder step, at the granularity at which fast kernels exist.
+///
+/// A forward is written once over this trait and never sees a device. The batch's metadata (positions, slots, block
+/// tables) belongs to the implementation.
+pub trait Ops {
+    /// `out[t] = table[token_ids[t]]`.
+    fn embed_gather(&mut self, table: WeightId, out: Act) -> Result<(), BackendError>;
+
+    /// `residual += delta` where a delta is given, then `out = rmsnorm(residual) * weight`.
+    fn add_rmsnorm(
+        &mut self,
+        delta: Option<Act>,
+        residual: Act,
+        weight: WeightId,
+        eps: f32,
+        out: Act,
+    ) -> Result<(), BackendError>;
+
+    /// `out = x · weightᵀ (+ bias)`.
+    fn linear(
+        &mut self,
+        x: Act,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        out: Act,
+    ) -> Result<(), BackendError>;
+
+    /// Normalises the query and key heads where asked for, rotates them, and writes K and V to their slots.
+    fn qk_norm_rope_kvwrite(&mut self, qkv: Act, attention: &Attention) -> Result<(), BackendError>;
+
+    /// Paged attention, causal by position, of the query heads in `qkv` over the KV layer.
+    fn attention(&mut self, qkv: Act, attention: &Attention, out: Act) -> Result<(), BackendError>;
+
+    /// `out = silu(gate) * up`.
+    fn silu_mul(&mut self, gate_up: Act, out: Act) -> Result<(), BackendError>;
+}
+
+/// A forward, written over [`Ops`].
+pub type Forward<'a> = &'a dyn Fn(&mut dyn Ops) -> Result<(), BackendError>;
+
+/// Reads a checkpoint.
+pub trait WeightSource {
+    /// Writes the weight to `out`, `[rows, cols]` row-major.
+    fn read(&self, spec: &WeightSpec, out: &mut [f32]) -> Result<(), BackendError>;
+}
+
+/// Where weights come from.
+pub enum Weights<'a> {
+    /// Made up from a seed: uniform in ±[`DUMMY_SPREAD`] (norm scales: one plus that).
+    Dummy { seed: u64 },
+    /// Read from a checkpoint.
+    Read(&'a dyn WeightSource),
+}
+
+/// Dummy weights are uniform in plus or minus this: wide enough that activations keep ordinary sizes through the layers.
+pub const DUMMY_SPREAD: f32 = 0.02;
+
+/// What KV blocks hold before a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum KvInit {
+    /// All zeros.
+    Zeros,
+    /// Uniform in ±1, from the seed.
+    Random,
+}
+
+/// The numeric type of weights, activations and KV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// IEEE 754 binary32.
+    Float32,
+    /// bfloat16.
+    Bfloat16,
+    /// IEEE 754 binary16.
+    Float16,
+}
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DeviceInfo {
+    /// `cpu` or another backend's name.
+    pub backend: String,
+    /// The device's name, such as the processor's model.
+    pub name: String,
+    /// Driver or library version, where there is one.
+    pub driver: Option<String>,
+    /// Threads or multiprocessors that a step runs on.
+    pub units: usize,
+}
+
+/// A device that holds one model and its KV pool.
+pub trait Device {
+    /// What it is.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Bytes of one element of weights and of KV, as stored.
+    fn element_bytes(&self) -> usize;
+
+    /// Blocks in the KV pool, the null block included.
+    fn num_kv_blocks(&self) -> u32;
+
+    /// Makes a step of `batch` ready: buffers, metadata and the initial KV contents of the blocks that it touches.
+    fn capture<'a>(
+        &'a mut self,
+        batch: &'a Batch,
+        forward: Forward<'a>,
+    ) -> Result<Box<dyn Capture + 'a>, BackendError>;
+}
+
+/// One timed replay.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Replay {
+    /// The forward alone, from the device's own timer.
+    pub time: Nanos,
+    /// The device's clock over the replay in MHz, where it can be read.
+    pub clock_mhz: Option<f64>,
+}
+
+/// One step of one batch: run eagerly, then recorded and replayed.
+pub trait Capture {
+    /// What the times are taken from, such as `std::time::Instant`.
+    fn timer(&self) -> &'static str;
+
+    /// Copies away the state that the step writes; returns how much that is.
+    fn snapshot(&mut self) -> Result<Bytes, BackendError>;
+
+    /// Puts the copied state back.
+    fn restore(&mut self) -> Result<(), BackendError>;
+
+    /// Runs the forward once, op by op, on the state as it is.
+    fn eager(&mut self) -> Result<(), BackendError>;
+
+    /// Records the step for [`Capture::replay`].
+    fn record(&mut self) -> Result<(), BackendError>;
+
+    /// Restores the state, runs the recorded forward, and times the forward alone.
+    fn replay(&mut self) -> Result<Replay, BackendError>;
+
+    /// The step's output of the last run, `[tokens, hidden]` in batch order.
+    fn output(&mut self) -> Result<Vec<f32>, BackendError>;
+}
+
+/// What can go wrong on a device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// A checkpoint could not be read or does not fit the model.
+    #[error("{0}")]
+    Weights(String),
+    /// A setting that this backend cannot serve.
+    #[error("{0}")]
+    Unsupported(String),
+    /// Memory that is not there.
+    #[error("{0}")]
+    NoRoom(String),
+    /// The device failed.
+    #[error("{0}")]
+    Device(String),
+}

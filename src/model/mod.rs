@@ -1,0 +1,1 @@
+//! Hugging Face configuration to layers and weights, and the forward over `Ops`.
