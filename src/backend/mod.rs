@@ -179,7 +179,8 @@ pub enum Weights<'a> {
 pub const DUMMY_SPREAD: f32 = 0.02;
 
 /// What KV blocks hold before a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum KvInit {
     /// All zeros.
     Zeros,

@@ -1,0 +1,78 @@
+//! Names of baselines that are commits: `@HEAD` and `@REV`, asked of git.
+
+use std::process::Command;
+
+use super::{BaselineError, Store};
+
+/// Hexadecimal digits of a commit in a baseline's name.
+const DIGITS: usize = 12;
+
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The commit that `revision` names, as 12 hexadecimal digits.
+fn abbreviate(revision: &str) -> Option<String> {
+    let hash = git(&["rev-parse", "--verify", "--quiet", "--end-of-options", &format!("{revision}^{{commit}}")])?;
+    hash.get(..DIGITS).map(str::to_owned)
+}
+
+/// HEAD, with `-dirty` where tracked files differ from it; `None` outside git.
+#[must_use]
+pub fn head() -> Option<String> {
+    let commit = abbreviate("HEAD")?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    Some(if changed.is_empty() { commit } else { format!("{commit}-dirty") })
+}
+
+fn unknown(revision: &str) -> BaselineError {
+    let why = match git(&["rev-parse", "--git-dir"]) {
+        Some(_) => "git knows no such commit",
+        None => "this is not a git repository (or git is not installed)",
+    };
+    BaselineError::Refused(format!("baseline @{revision}: {why}; name the baseline without @"))
+}
+
+/// The name to save under: `@HEAD` is the commit with `-dirty` where it applies, `@REV` the commit.
+///
+/// # Errors
+/// If git does not know the revision, or there is no repository.
+pub fn name_to_save(name: &str) -> Result<String, BaselineError> {
+    match name.strip_prefix('@') {
+        None => Ok(name.to_owned()),
+        Some("HEAD") => head().ok_or_else(|| unknown("HEAD")),
+        Some(revision) => abbreviate(revision).ok_or_else(|| unknown(revision)),
+    }
+}
+
+/// The saved name that is meant: itself, the commit of `@REV`, or the one saved name that a hexadecimal prefix fits.
+///
+/// # Errors
+/// If git does not know the revision, or the prefix fits several names.
+pub fn name_to_read(name: &str, store: &Store) -> Result<String, BaselineError> {
+    if let Some(revision) = name.strip_prefix('@') {
+        return abbreviate(revision).ok_or_else(|| unknown(revision));
+    }
+    let names = store.names();
+    let is_prefix = name.len() >= 4 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if names.iter().any(|saved| saved == name) || !is_prefix {
+        return Ok(name.to_owned());
+    }
+    let commit = |saved: &&String| {
+        saved.get(..DIGITS).is_some_and(|head| head.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    };
+    let fits: Vec<&String> =
+        names.iter().filter(|saved| saved.starts_with(name)).filter(commit).collect();
+    match fits.as_slice() {
+        [] => Ok(name.to_owned()),
+        [one] => Ok((*one).clone()),
+        several => {
+            let several: Vec<&str> = several.iter().map(|name| name.as_str()).collect();
+            Err(BaselineError::Refused(format!(
+                "baseline {name}: it fits {}; give more digits",
+                several.join(" and ")
+            )))
+        }
+    }
+}

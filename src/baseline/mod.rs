@@ -1,0 +1,277 @@
+//! Saved baselines: where they lie, what each was measured on, and whether two of them may be compared.
+
+pub mod commit;
+pub mod keep;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::stats::Latency;
+
+/// The sidecar's name beside Criterion's files.
+pub const SIDECAR: &str = "forward.json";
+
+/// What Criterion itself writes into a baseline; one that lacks any of it is not whole.
+const CRITERION_FILES: [&str; 4] = ["benchmark.json", "estimates.json", "sample.json", "tukey.json"];
+
+/// What two runs must share to be comparable, field by field.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// Kind of device.
+    pub backend: String,
+    /// The device's name and size.
+    pub device: String,
+    /// Type of weights and KV.
+    pub dtype: String,
+    /// The model after overrides, and where its weights come from.
+    pub model: Value,
+    /// Ranks and KV layout.
+    pub layout: Value,
+    /// Requests after jitter, and what the KV cache held.
+    pub draws: Value,
+}
+
+/// The names of a configuration's fields, as `--allow-mismatch` takes them.
+pub const FIELDS: [&str; 6] = ["backend", "device", "dtype", "model", "layout", "draws"];
+
+impl Configuration {
+    fn fields(&self) -> [Value; 6] {
+        let text = |text: &str| Value::String(text.to_owned());
+        [
+            text(&self.backend),
+            text(&self.device),
+            text(&self.dtype),
+            self.model.clone(),
+            self.layout.clone(),
+            self.draws.clone(),
+        ]
+    }
+
+    /// The fields in which `other` differs, each with what is found there and what here.
+    #[must_use]
+    pub fn differences(&self, other: &Self) -> Vec<(&'static str, String)> {
+        let pairs = self.fields().into_iter().zip(other.fields());
+        FIELDS
+            .into_iter()
+            .zip(pairs)
+            .filter(|(_, (here, there))| here != there)
+            .map(|(field, (here, there))| (field, describe(&here, &there)))
+            .collect()
+    }
+}
+
+/// The first place in which two values differ, as `key: THERE there, HERE here`.
+fn describe(here: &Value, there: &Value) -> String {
+    if let (Value::Object(ours), Value::Object(theirs)) = (here, there) {
+        let keys = ours.keys().chain(theirs.keys().filter(|key| !ours.contains_key(*key)));
+        for key in keys {
+            let (ours, theirs) = (&here[key], &there[key]);
+            if ours != theirs {
+                return format!("{key} {}", describe(ours, theirs));
+            }
+        }
+    }
+    format!("{} there, {} here", shorten(there), shorten(here))
+}
+
+fn shorten(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 60 {
+        return text;
+    }
+    format!("{}…", text.chars().take(59).collect::<String>())
+}
+
+/// `forward.json`: everything about a measured case that Criterion's own files do not say.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sidecar {
+    /// The benchmark's id.
+    pub id: String,
+    /// When it was measured, RFC 3339 in UTC.
+    pub date: String,
+    /// The commit, `-dirty` where tracked files differed from it; none outside git.
+    pub commit: Option<String>,
+    /// This program's version.
+    pub version: String,
+    /// What it was measured on.
+    pub configuration: Configuration,
+    /// The command line's seed.
+    pub seed: u64,
+    /// Device driver or library version.
+    pub driver: Option<String>,
+    /// Hash of the device kernels, where they are compiled at run time.
+    pub kernels: Option<String>,
+    /// Median over all replays in microseconds; each replay is the maximum over ranks.
+    pub median_us: f64,
+    /// One entry a rank.
+    pub ranks: Vec<RankTimes>,
+    /// The protocol's checks.
+    pub checks: crate::measure::Checks,
+}
+
+/// One rank's replays.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RankTimes {
+    /// Times and their summary.
+    pub latency_us: Latency,
+    /// The device's clock over each replay in MHz, where it can be read.
+    pub clock_mhz: Option<Vec<f64>>,
+}
+
+/// What can go wrong with baselines.
+#[derive(Debug, thiserror::Error)]
+pub enum BaselineError {
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{path}: {what}; delete the folder or save the baseline again")]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// A request that cannot be met.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Attaches a path to an I/O error.
+pub(crate) fn at(path: &Path) -> impl FnOnce(std::io::Error) -> BaselineError {
+    let path = path.to_owned();
+    move |source| BaselineError::Io { path, source }
+}
+
+/// Criterion's output folder.
+#[derive(Debug, Clone)]
+pub struct Store {
+    /// `target/criterion`, or where Criterion was told to write.
+    pub home: PathBuf,
+}
+
+impl Store {
+    /// The folder of a benchmark; `id` is `group/model/case`, each safe as a folder name.
+    #[must_use]
+    pub fn folder(&self, id: &str) -> PathBuf {
+        self.home.join(id)
+    }
+
+    /// Whether the benchmark has all that Criterion needs of the baseline.
+    #[must_use]
+    pub fn has(&self, id: &str, baseline: &str) -> bool {
+        let folder = self.folder(id).join(baseline);
+        CRITERION_FILES.iter().all(|file| folder.join(file).is_file())
+    }
+
+    /// The names of all baselines of all benchmarks here, sorted.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self
+            .benchmarks()
+            .iter()
+            .flat_map(|folder| folders(folder))
+            .filter(|folder| folder.join("benchmark.json").is_file())
+            .filter_map(|folder| Some(folder.file_name()?.to_str()?.to_owned()))
+            .filter(|name| name != "new")
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// The folders of all benchmarks, three levels down.
+    #[must_use]
+    pub fn benchmarks(&self) -> Vec<PathBuf> {
+        folders(&self.home)
+            .iter()
+            .flat_map(|group| folders(group))
+            .flat_map(|model| folders(&model))
+            .collect()
+    }
+
+    /// Reads a baseline's sidecar; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it is there but cannot be read as one.
+    pub fn sidecar(&self, id: &str, baseline: &str) -> Result<Option<Sidecar>, BaselineError> {
+        let path = self.folder(id).join(baseline).join(SIDECAR);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(at(&path)(error)),
+        };
+        let broken = |error: serde_json::Error| BaselineError::Broken { path, what: error.to_string() };
+        serde_json::from_str(&text).map(Some).map_err(broken)
+    }
+
+    /// Writes a sidecar.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn write_sidecar(&self, baseline: &str, sidecar: &Sidecar) -> Result<(), BaselineError> {
+        let path = self.folder(&sidecar.id).join(baseline).join(SIDECAR);
+        let text = serde_json::to_string(sidecar)
+            .map_err(|error| BaselineError::Broken { path: path.clone(), what: error.to_string() })?;
+        write_atomically(&path, &text)
+    }
+
+    /// Removes what Criterion derived from an earlier comparison, so that it cannot be taken for this run's.
+    pub fn forget_change(&self, id: &str) {
+        // A folder that is not there is what we want; one that cannot be removed only leaves a stale page.
+        let _ = fs::remove_dir_all(self.folder(id).join("change"));
+    }
+}
+
+fn folders(parent: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(parent) else { return Vec::new() };
+    let mut folders: Vec<PathBuf> =
+        entries.filter_map(Result::ok).map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    folders.sort();
+    folders
+}
+
+/// Writes a file so that a reader finds either the old or the new text, never a part.
+///
+/// # Errors
+/// If the disk refuses; the old file is then untouched.
+pub fn write_atomically(path: &Path, text: &str) -> Result<(), BaselineError> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    let part = path.with_file_name(name);
+    let written = fs::write(&part, text).and_then(|()| fs::rename(&part, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&part);
+    }
+    written.map_err(at(path))
+}
+
+/// Checks a baseline's name: Criterion uses it as a folder name beside its own.
+///
+/// # Errors
+/// If it is not 1 to 64 of `A-Z a-z 0-9 . _ -`, or is a name that Criterion keeps for itself.
+pub fn check_name(name: &str) -> Result<(), BaselineError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+    if name.is_empty() || name.len() > 64 || !name.chars().all(plain) {
+        return Err(BaselineError::Refused(format!(
+            "baseline {name:?}: a name is 1 to 64 of the characters A-Z a-z 0-9 . _ - (or @REV, a commit)"
+        )));
+    }
+    if ["new", "change", "report", ".", ".."].contains(&name) {
+        return Err(BaselineError::Refused(format!(
+            "baseline {name:?}: Criterion keeps this name for itself; choose another"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

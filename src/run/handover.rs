@@ -1,0 +1,87 @@
+//! Handing the run over from the first stage to the second, and what a process must know of its surroundings.
+
+use std::panic::PanicHookInfo;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+
+use super::Failure;
+use crate::cli::Cli;
+
+/// Carries the whole command line to the second stage, which removes it at once.
+const HANDED_OVER: &str = "FORWARD_BENCH_HANDED_OVER";
+
+/// The process's arguments.
+pub fn arguments() -> Result<Vec<String>, Failure> {
+    let text = |argument: std::ffi::OsString| {
+        argument.into_string().map_err(|bytes| {
+            Failure::usage(format!("argument {:?}: it is not UTF-8; write it in UTF-8", bytes.to_string_lossy()))
+        })
+    };
+    std::env::args_os().map(text).collect()
+}
+
+/// The command line that the first stage handed over; `None` in the first stage.
+pub fn received() -> Option<Result<Cli, Failure>> {
+    let text = std::env::var(HANDED_OVER).ok()?;
+    // SAFETY: called first thing in main, before any thread exists that could read the environment meanwhile.
+    unsafe { std::env::remove_var(HANDED_OVER) };
+    let broken = |error| Failure::usage(format!("{HANDED_OVER}: {error}; this variable is not meant to be set"));
+    Some(serde_json::from_str(&text).map_err(broken))
+}
+
+/// Replaces this process with itself, given what Criterion knows; returns only if that fails.
+pub fn replace_process(cli: &Cli, home: &Path) -> Failure {
+    let failed = |what: String| Failure::usage(format!("this program could not start itself again: {what}"));
+    let handed_over = match serde_json::to_string(cli) {
+        Ok(text) => text,
+        Err(error) => return failed(error.to_string()),
+    };
+    let executable = match std::env::current_exe() {
+        Ok(path) => path,
+        Err(error) => return failed(error.to_string()),
+    };
+    let mut command = Command::new(executable);
+    command
+        .args(cli.criterion.to_arguments(cli.filter.as_deref()))
+        .env(HANDED_OVER, handed_over)
+        .env("CRITERION_HOME", home)
+        .env_remove("CARGO_CRITERION_PORT");
+    if let Some(name) = std::env::args_os().next() {
+        std::os::unix::process::CommandExt::arg0(&mut command, name);
+    }
+    failed(std::os::unix::process::CommandExt::exec(&mut command).to_string())
+}
+
+/// The folder that Criterion itself would write to, made absolute.
+pub fn criterion_home() -> PathBuf {
+    let home = std::env::var_os("CRITERION_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(target_folder()?.join("criterion")))
+        .unwrap_or_else(|| PathBuf::from("target/criterion"));
+    std::path::absolute(&home).unwrap_or(home)
+}
+
+/// Cargo's target folder, as set in the environment or configured.
+fn target_folder() -> Option<PathBuf> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        target_directory: PathBuf,
+    }
+    if let Some(folder) = std::env::var_os("CARGO_TARGET_DIR") {
+        return Some(folder.into());
+    }
+    let cargo = std::env::var_os("CARGO")?;
+    let output = Command::new(cargo).args(["metadata", "--format-version", "1", "--no-deps"]).output().ok()?;
+    Some(serde_json::from_slice::<Metadata>(&output.stdout).ok()?.target_directory)
+}
+
+/// A panic is a bug of ours or of a library: say so in one line rather than with a trace.
+pub fn report_panics_in_one_line() {
+    std::panic::set_hook(Box::new(|panic: &PanicHookInfo<'_>| {
+        let text = panic.payload_as_str().unwrap_or("no message").replace('\n', " ");
+        let place = panic.location().map_or_else(String::new, |at| format!(" ({}:{})", at.file(), at.line()));
+        eprintln!("error: this is a bug, please report it: {text}{place}");
+    }));
+}

@@ -1,0 +1,140 @@
+//! From the command line to the exit status.
+//!
+//! Criterion reads the process's own arguments, and panics or stays silent where a user deserves a sentence. So this runs in two
+//! stages: the first takes our flags, checks everything that can be checked without a device, and replaces the process
+//! with itself, given what Criterion knows; the second measures.
+
+mod bench;
+mod compare;
+mod device;
+mod handover;
+mod ids;
+mod plan;
+mod progress;
+mod refuse;
+mod suite;
+mod verify;
+
+use std::process::ExitCode;
+
+use crate::baseline::{BaselineError, Store, check_name, commit};
+use crate::cli::{Cli, Mode};
+use suite::Suite;
+
+/// Why a run ends, and with which exit status.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// The process's exit status.
+    pub status: u8,
+    /// One line.
+    pub message: String,
+}
+
+/// A regression that was asked to be fatal.
+const REGRESSION: u8 = 1;
+/// Bad usage or a bad file.
+const USAGE: u8 = 2;
+/// A case could not run or failed a check.
+const CASE: u8 = 3;
+
+impl Failure {
+    fn usage(message: impl Into<String>) -> Self {
+        Self { status: USAGE, message: message.into() }
+    }
+
+    fn case(message: impl Into<String>) -> Self {
+        Self { status: CASE, message: message.into() }
+    }
+}
+
+impl From<BaselineError> for Failure {
+    fn from(error: BaselineError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
+/// The bench target's whole `main`.
+#[must_use]
+pub fn main() -> ExitCode {
+    handover::report_panics_in_one_line();
+    let outcome = match handover::received() {
+        Some(cli) => cli.and_then(|cli| second_stage(&cli)),
+        None => first_stage(),
+    };
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            eprintln!("error: {}", failure.message);
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+/// Everything that needs no device; ends by replacing the process, unless there is nothing to measure.
+fn first_stage() -> Result<u8, Failure> {
+    let mut cli = Cli::from_command_line(handover::arguments()?.into_iter());
+    refuse::check_values(&cli)?;
+    if let Some(expected) = &cli.verify {
+        return verify::run(&cli, expected);
+    }
+    let suite = load_suite(&cli)?;
+    if let Some(format) = cli.plan {
+        return plan::print(&cli, &suite.select(&cli, false)?, format);
+    }
+    suite.check_ids()?;
+    suite.select(&cli, cli.mode() == Mode::List)?;
+    let home = handover::criterion_home();
+    name_baselines(&mut cli, &Store { home: home.clone() })?;
+    bench::check_output_file(&cli)?;
+    if cli.mode() == Mode::Test && !cli.criterion.test {
+        eprintln!("test mode: each case runs once and nothing is timed; `cargo bench`, or --bench, measures");
+    }
+    Err(handover::replace_process(&cli, &home))
+}
+
+/// Puts back what an interrupted save left, and turns the baselines that were asked for into names on disk.
+fn name_baselines(cli: &mut Cli, store: &Store) -> Result<(), Failure> {
+    if matches!(cli.mode(), Mode::Measure | Mode::Load) {
+        let _lock = store.lock()?;
+        for folder in store.recover()? {
+            eprintln!(
+                "{}: a save was interrupted here; the older baseline is back",
+                folder.strip_prefix(&store.home).unwrap_or(&folder).display()
+            );
+        }
+    }
+    let flags = &mut cli.criterion;
+    if let Some(name) = &mut flags.save_baseline {
+        *name = commit::name_to_save(name)?;
+        check_name(name)?;
+    }
+    for name in [&mut flags.baseline, &mut flags.baseline_lenient, &mut flags.load_baseline].into_iter().flatten() {
+        *name = commit::name_to_read(name, store)?;
+        check_name(name)?;
+    }
+    Ok(())
+}
+
+/// Measures, as Criterion's mode says; the command line was checked by the first stage.
+fn second_stage(cli: &Cli) -> Result<u8, Failure> {
+    let store = Store { home: handover::criterion_home() };
+    let suite = load_suite(cli)?;
+    let selected = suite.select(cli, true)?;
+    match cli.mode() {
+        Mode::List => bench::list(&selected),
+        Mode::Load => {
+            let _lock = store.lock()?;
+            bench::load(cli, &store, &selected)
+        }
+        Mode::Measure => {
+            let _lock = store.lock()?;
+            bench::run(cli, &store, &selected)
+        }
+        Mode::Test | Mode::Profile => bench::run(cli, &store, &selected),
+    }
+}
+
+fn load_suite(cli: &Cli) -> Result<Suite, Failure> {
+    Suite::load(cli, device::default_model(cli), device::default_folder(cli))
+}

@@ -1,0 +1,42 @@
+//! `--plan`: what would run, without building a model or touching a device.
+
+use std::io::{BufWriter, ErrorKind, Write, stdout};
+
+use super::suite::Entry;
+use super::{Failure, device};
+use crate::case::Case;
+use crate::cli::{Cli, PlanFormat};
+use crate::report::plan::{OpRow, PlanRow, write_json, write_table};
+
+/// Prints the selected cases' plans on stdout.
+pub fn print(cli: &Cli, selected: &[&Entry], format: PlanFormat) -> Result<u8, Failure> {
+    let rows = selected.iter().map(|entry| row(cli, entry)).collect::<Result<Vec<_>, _>>()?;
+    let mut out = BufWriter::new(stdout().lock());
+    let written = match format {
+        PlanFormat::Table => write_table(&mut out, &rows),
+        PlanFormat::Json => write_json(&mut out, &rows),
+    };
+    match written.and_then(|()| out.flush()) {
+        // A reader such as `head` may have seen enough.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::usage(format!("stdout: {error}"))),
+        _ => Ok(0),
+    }
+}
+
+fn row(cli: &Cli, entry: &Entry) -> Result<PlanRow, Failure> {
+    let plan = device::Plan::of(cli, entry)?;
+    let ops = plan.costs(cli).into_iter().map(|cost| OpRow { op: cost.op, bytes: cost.bytes, flops: cost.flops });
+    Ok(PlanRow {
+        id: entry.id.clone(),
+        name: plan.case.name.clone(),
+        requests: requests(&plan.case),
+        ops: ops.collect(),
+        plan: plan.batch,
+    })
+}
+
+/// A case's requests without its name.
+fn requests(case: &Case) -> String {
+    let text = case.to_string();
+    text.strip_prefix(&format!("{}=", case.name)).map_or_else(|| text.clone(), str::to_owned)
+}
