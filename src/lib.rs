@@ -4,4 +4,5 @@ pub mod backend;
 pub mod batch;
 pub mod case;
 pub mod model;
+pub mod shapes;
 pub mod units;
