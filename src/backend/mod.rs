@@ -4,6 +4,7 @@
 //! buffers and numbered KV layers.
 
 pub mod cpu;
+pub mod dummy;
 
 use crate::batch::{Batch, KvGroup};
 use crate::units::{Bytes, Nanos};
@@ -49,7 +50,8 @@ pub enum WeightRole {
 pub struct WeightSpec {
     /// Name for messages, such as `layers.3.self_attn.qkv_proj.weight`.
     pub name: String,
-    /// The checkpoint's tensors, top to bottom, each with its rows; without the `model.` prefix.
+    /// The checkpoint's tensors, top to bottom, each with its rows (a norm or bias: its elements, side by side);
+    /// without the `model.` prefix.
     pub parts: Vec<(String, usize)>,
     /// Rows in all.
     pub rows: usize,
@@ -161,22 +163,22 @@ pub trait Ops {
 /// A forward, written over [`Ops`].
 pub type Forward<'a> = &'a dyn Fn(&mut dyn Ops) -> Result<(), BackendError>;
 
-/// Reads a checkpoint.
-pub trait WeightSource {
-    /// Writes the weight to `out`, `[rows, cols]` row-major.
+/// Reads a checkpoint; several weights may be read at a time.
+pub trait WeightSource: Sync {
+    /// Writes the weight to `out`, `[rows, cols]` row-major. Fails if a part is missing or has another shape.
     fn read(&self, spec: &WeightSpec, out: &mut [f32]) -> Result<(), BackendError>;
 }
 
 /// Where weights come from.
 pub enum Weights<'a> {
-    /// Made up from a seed: uniform in ±[`DUMMY_SPREAD`] (norm scales: one plus that).
-    Dummy { seed: u64 },
+    /// Made up by [`dummy`]: uniform in ±[`dummy::DUMMY_SPREAD`] (norm scales: one plus that).
+    Dummy {
+        /// Decides the values, together with the weight's number and the element's.
+        seed: u64,
+    },
     /// Read from a checkpoint.
     Read(&'a dyn WeightSource),
 }
-
-/// Dummy weights are uniform in plus or minus this: wide enough that activations keep ordinary sizes through the layers.
-pub const DUMMY_SPREAD: f32 = 0.02;
 
 /// What KV blocks hold before a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
@@ -224,7 +226,12 @@ pub trait Device {
     /// Blocks in the KV pool, the null block included.
     fn num_kv_blocks(&self) -> u32;
 
-    /// Makes a step of `batch` ready: buffers, metadata and the initial KV contents of the blocks that it touches.
+    /// Gives the KV blocks of the batch's tables their initial contents. What they hold stays there over captures, so
+    /// that a later batch can go on from an earlier one's tokens.
+    fn init_kv(&mut self, batch: &Batch) -> Result<(), BackendError>;
+
+    /// Makes a step of `batch` ready: buffers and metadata. Leaves the KV blocks as they are. Fails if the batch needs
+    /// blocks, positions or memory that the device does not have.
     fn capture<'a>(
         &'a mut self,
         batch: &'a Batch,

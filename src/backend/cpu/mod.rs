@@ -1,1 +1,153 @@
-//! The CPU backend: float32 compute, rayon and the gemm crate.
+//! The CPU backend: float32 compute on all cores, with rayon and the gemm crate. It is both the backend of machines without
+//! a GPU and the reference that a GPU's results are held against.
+//!
+//! With a 16-bit [`Dtype`] the weights, and the keys and values written to the KV cache, are rounded to that type, but
+//! everything is held and computed in float32.
+
+mod attention;
+mod capture;
+mod check;
+mod dots;
+mod elementwise;
+mod isa;
+mod kv;
+mod linear;
+mod memory;
+mod round;
+mod shared;
+mod step;
+mod tape;
+mod tile;
+
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use self::capture::CpuCapture;
+use self::isa::Isa;
+use self::kv::KvPool;
+use self::memory::Buffer;
+use self::round::Rounding;
+use self::step::Step;
+use super::{
+    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, KvInit, StepSpec, WeightSpec, Weights, dummy,
+};
+use crate::batch::Batch;
+use crate::units::Bytes;
+
+/// How a [`CpuDevice`] is set up.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuOptions {
+    /// Memory for the KV pool; only blocks that a batch touches take any.
+    pub kv_bytes: Bytes,
+    /// What weights and KV are rounded to.
+    pub dtype: Dtype,
+    /// What KV blocks hold before a step.
+    pub kv_init: KvInit,
+    /// Seed of random KV contents.
+    pub seed: u64,
+    /// Threads of a step; none: one for each core.
+    pub threads: Option<usize>,
+}
+
+/// The processor, holding one model and its KV pool.
+pub struct CpuDevice {
+    spec: StepSpec,
+    weights: Vec<Buffer>,
+    kv: KvPool,
+    pool: ThreadPool,
+    isa: Isa,
+    rounding: Rounding,
+    info: DeviceInfo,
+}
+
+impl CpuDevice {
+    /// Loads the weights and reserves the KV pool. Fails if memory is short or a weight cannot be read.
+    pub fn new(spec: &StepSpec, weights: &Weights<'_>, options: &CpuOptions) -> Result<Self, BackendError> {
+        let bytes = spec.weights.iter().map(|w| w.rows as u128 * w.cols as u128 * 4).sum();
+        let advice = "choose a smaller --model, or fewer layers with --hf-overrides '{\"num_hidden_layers\": N}'";
+        memory::require(Bytes(bytes), "the weights, held in float32,", advice)?;
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(options.threads.unwrap_or(0))
+            .thread_name(|index| format!("forward-{index}"))
+            .build()
+            .map_err(|error| BackendError::Device(format!("threads could not be started: {error}")))?;
+        let rounding = Rounding(options.dtype);
+        let kv = KvPool::new(spec, options.kv_bytes, options.kv_init, options.seed, rounding)?;
+        let weights = pool.install(|| {
+            let load = |(id, weight)| load(id, weight, weights, rounding);
+            spec.weights.par_iter().enumerate().map(load).collect::<Result<Vec<_>, _>>()
+        })?;
+        let info = DeviceInfo {
+            backend: "cpu".into(),
+            name: processor_name(),
+            driver: None,
+            units: pool.current_num_threads(),
+        };
+        Ok(Self { spec: spec.clone(), weights, kv, pool, isa: Isa::detect(), rounding, info })
+    }
+}
+
+/// One weight, as `[rows, cols]` rounded to the type.
+fn load(
+    id: usize,
+    spec: &WeightSpec,
+    weights: &Weights<'_>,
+    rounding: Rounding,
+) -> Result<Buffer, BackendError> {
+    let mut buffer = Buffer::zeroed(spec.rows * spec.cols, &spec.name)?;
+    match weights {
+        Weights::Dummy { seed } => {
+            let stream = dummy::stream(*seed, id as u64);
+            let role = spec.role;
+            buffer.par_chunks_mut(1 << 16).enumerate().for_each(|(chunk, values)| {
+                for (i, value) in values.iter_mut().enumerate() {
+                    *value = dummy::weight(role, stream, ((chunk << 16) + i) as u64);
+                }
+            });
+        }
+        Weights::Read(source) => source.read(spec, &mut buffer)?,
+    }
+    if let Some(round) = rounding.function() {
+        buffer.par_chunks_mut(1 << 16).for_each(|values| values.iter_mut().for_each(|v| *v = round(*v)));
+    }
+    Ok(buffer)
+}
+
+/// The processor's model where the system tells (Linux), else its architecture.
+fn processor_name() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split(':').nth(1));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |name| name.trim().to_owned())
+}
+
+impl Device for CpuDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn element_bytes(&self) -> usize {
+        size_of::<f32>()
+    }
+
+    fn num_kv_blocks(&self) -> u32 {
+        self.kv.blocks
+    }
+
+    fn init_kv(&mut self, batch: &Batch) -> Result<(), BackendError> {
+        check::batch(batch, &self.spec, self.kv.blocks)?;
+        let (pool, kv) = (&self.pool, &mut self.kv);
+        pool.install(|| kv.fill(batch));
+        Ok(())
+    }
+
+    fn capture<'a>(
+        &'a mut self,
+        batch: &'a Batch,
+        forward: Forward<'a>,
+    ) -> Result<Box<dyn Capture + 'a>, BackendError> {
+        check::batch(batch, &self.spec, self.kv.blocks)?;
+        let Self { spec, weights, kv, pool, isa, rounding, info } = self;
+        let step = pool.install(|| Step::new(spec, *isa, info.units, weights, kv, batch, *rounding))?;
+        Ok(Box::new(CpuCapture { spec, pool, step, forward, tape: None, saved: None }))
+    }
+}

@@ -1,0 +1,139 @@
+//! One step of one batch: its buffers, and each operation over them.
+
+use super::attention::Plan;
+use super::elementwise::{self, Heads};
+use super::isa::Isa;
+use super::kv::KvPool;
+use super::linear;
+use super::memory::{self, Buffer};
+use super::round::Rounding;
+use super::tape::Op;
+use crate::backend::{Act, Attention, BackendError, StepSpec, WeightId};
+use crate::batch::Batch;
+use crate::units::Bytes;
+
+/// How many [`Act`]s there are; an act's number is its place in the enum.
+const ACTS: usize = Act::Gated as usize + 1;
+
+/// All that an operation may touch.
+pub(super) struct Step<'a> {
+    pub isa: Isa,
+    pub threads: usize,
+    pub weights: &'a [Buffer],
+    pub kv: &'a mut KvPool,
+    pub batch: &'a Batch,
+    pub rounding: Rounding,
+    acts: [Vec<f32>; ACTS],
+    angles: Vec<Vec<f32>>,
+    plans: Vec<Plan>,
+}
+
+impl<'a> Step<'a> {
+    /// Buffers for the batch. `batch` has passed the device's checks.
+    pub(super) fn new(
+        spec: &StepSpec,
+        isa: Isa,
+        threads: usize,
+        weights: &'a [Buffer],
+        kv: &'a mut KvPool,
+        batch: &'a Batch,
+        rounding: Rounding,
+    ) -> Result<Self, BackendError> {
+        let tokens = batch.num_tokens();
+        let angles = spec.ropes.iter().map(|rope| 2 * rope.inv_freq.len());
+        let width: usize = spec.acts.iter().map(|(_, width)| *width).chain(angles).sum();
+        let advice = "lower the case's query lengths or --max-num-batched-tokens";
+        let what = format!("the activations of {tokens} query tokens");
+        memory::require(Bytes(tokens as u128 * width as u128 * 4), &what, advice)?;
+        let mut acts: [Vec<f32>; ACTS] = Default::default();
+        for &(act, width) in &spec.acts {
+            acts[act as usize] = vec![0.0; tokens * width];
+        }
+        let angles = spec.ropes.iter().map(|rope| {
+            let mut table = vec![0.0; tokens * 2 * rope.inv_freq.len()];
+            elementwise::angles(rope, &batch.positions, &mut table);
+            table
+        });
+        let angles = angles.collect();
+        Ok(Self { isa, threads, weights, kv, batch, rounding, acts, angles, plans: Vec::new() })
+    }
+
+    /// `[tokens, width]` of a buffer.
+    pub(super) fn act(&self, act: Act) -> &[f32] {
+        &self.acts[act as usize]
+    }
+
+    fn weight(&self, id: WeightId) -> &'a [f32] {
+        &self.weights[id.0]
+    }
+
+    /// Cuts the attention's work before it is first needed, so that a replay allocates nothing.
+    pub(super) fn plan(&mut self, attention: &Attention) -> usize {
+        let group = self.kv.group(attention.kv_layer);
+        if let Some(index) = self.plans.iter().position(|plan| plan.fits(group, attention)) {
+            return index;
+        }
+        self.plans.push(Plan::new(self.batch, group, attention, self.threads));
+        self.plans.len() - 1
+    }
+
+    /// Runs one operation, which has been checked against the model. Call it on a thread of the device's pool.
+    pub(super) fn run(&mut self, op: Op) {
+        match op {
+            Op::EmbedGather { table, out } => self.with(out, |step, out| {
+                let width = out.len() / step.batch.num_tokens();
+                elementwise::gather(step.weight(table), &step.batch.token_ids, width, out);
+            }),
+            Op::AddRmsnorm { delta, residual, weight, eps, out } => self.with(residual, |step, residual| {
+                step.with(out, |step, out| {
+                    let delta = delta.map(|delta| step.act(delta));
+                    elementwise::add_norm(step.isa, delta, residual, step.weight(weight), eps, out);
+                });
+            }),
+            Op::Linear { x, weight, bias, out } => self.with(out, |step, out| {
+                let x = step.act(x);
+                let inputs = x.len() / step.batch.num_tokens();
+                let bias = bias.map(|bias| step.weight(bias));
+                linear::linear(step.isa, x, step.weight(weight), inputs, bias, out);
+            }),
+            Op::QkNormRopeKvwrite { qkv, attention } => {
+                self.with(qkv, |step, qkv| step.rotate(&attention, qkv));
+            }
+            Op::Attention { qkv, attention, out } => {
+                let plan = self.plan(&attention);
+                self.with(out, |step, out| {
+                    let (qkv, kv) = (&step.acts[qkv as usize], step.kv.layer(attention.kv_layer));
+                    step.plans[plan].run(step.isa, step.batch, &attention, qkv, kv, out);
+                });
+            }
+            Op::SiluMul { gate_up, out } => self.with(out, |step, out| {
+                let width = out.len() / step.batch.num_tokens();
+                elementwise::silu_mul(step.isa, step.act(gate_up), width, out);
+            }),
+        }
+    }
+
+    fn rotate(&mut self, attention: &Attention, qkv: &mut [f32]) {
+        let tables = &self.batch.groups[self.kv.group(attention.kv_layer)];
+        let heads = Heads {
+            q_heads: attention.q_heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.head_dim,
+            q_norm: attention.q_norm.map(|id| self.weight(id)),
+            k_norm: attention.k_norm.map(|id| self.weight(id)),
+            eps: attention.eps,
+            angles: &self.angles[attention.rope],
+            slots: &tables.slots,
+            block_size: tables.group.block_size as usize,
+            round: self.rounding.function(),
+        };
+        elementwise::rotate_and_write(self.isa, heads, qkv, self.kv.layer_mut(attention.kv_layer));
+    }
+
+    /// Lends out a buffer while the rest of the step stays usable.
+    fn with(&mut self, act: Act, run: impl FnOnce(&mut Self, &mut [f32])) {
+        let mut buffer = std::mem::take(&mut self.acts[act as usize]);
+        run(self, &mut buffer);
+        self.acts[act as usize] = buffer;
+    }
+}
