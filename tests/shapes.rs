@@ -183,8 +183,9 @@ fn what_is_not_yaml_or_json_is_told_with_its_line() {
     refused_with("a.yaml", "# nothing\n", &["the file is empty"]);
     refused_with("a.yaml", "cases: [a=8\n", &["not YAML that can be read: "]);
     refused_with("a.yaml", "cases:\n\t- a=8\n", &["not YAML that can be read: ", ":2: "]);
-    refused_with("a.yaml", "cases: [a=8]\ncases: [b=8]\n", &[":2: ", "duplicate"]);
-    refused_with("a.yaml", "cases: [a=8]\n---\ncases: [b=8]\n", &["document"]);
+    refused_with("a.yaml", "cases: [a=8]\ncases: [b=8]\n", &[":2: a second key \"cases\": keep one"]);
+    refused_with("a.yaml", "cases: [a=8]\n---\ncases: [b=8]\n", &[":3: a second YAML document"]);
+    refused_with("a.yaml", "cases:\n  - *1@8\n", &[":2: an alias (`*name`) of no anchor: put"]);
     refused_with("a.json", "{\"cases\": [\"a=8\",\n]}", &[":2: not JSON: "]);
     refused_with("a.json", "cases: [a=8]\n", &[":1: not JSON: "]);
     refused_with("a.yaml", b"cases:\n  - a\xff=8\n", &[":2: byte 12 is not UTF-8"]);
@@ -195,9 +196,13 @@ fn what_is_not_yaml_or_json_is_told_with_its_line() {
 #[test]
 fn hostile_files_are_refused_promptly() {
     let bomb: String = (1..30).map(|i| format!("a{i}: &a{i} [*a{0}, *a{0}, *a{0}]\n", i - 1)).collect();
-    refused_with("a.yaml", format!("a0: &a0 [x]\n{bomb}cases: *a29\n"), &["not YAML that can be read"]);
+    refused_with(
+        "a.yaml",
+        format!("a0: &a0 [x]\n{bomb}cases: *a29\n"),
+        &[":10: an alias", "write its values out"],
+    );
     let text = format!("a: &a {}\ncases: [{}]\n", "x".repeat(200_000), "*a,".repeat(5000));
-    refused_with("a.yaml", text, &["not YAML that can be read"]);
+    refused_with("a.yaml", text, &["more than a shape file may hold (Aliases"]);
     refused_with("a.yaml", format!("cases: {}", "[".repeat(100_000)), &["not YAML that can be read"]);
     refused_with(
         "a.json",

@@ -126,3 +126,47 @@ fn random(seed: u64, index: u64) -> u64 {
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::Case;
+
+    const GROUP: KvGroup = KvGroup { block_size: 16, window: None, replay: None };
+
+    fn batch(text: &str, lookahead: u32) -> Batch {
+        let limits = Limits {
+            num_kv_blocks: 100,
+            max_num_batched_tokens: 100,
+            max_num_seqs: 10,
+            max_model_len: 200,
+            num_speculative_tokens: 3,
+        };
+        let case: Case = text.parse().expect(text);
+        Batch::build(&BatchPlan::new(&case, &[GROUP], lookahead), &limits, 0, 100).expect("there is room")
+    }
+
+    #[test]
+    fn the_snapshot_has_the_last_blocks_of_each_request() {
+        // 7 blocks each; one token to schedule: 1 + 2 blocks.
+        assert_eq!(batch("a=2*1@100", 0).snapshot_blocks(0), [[5, 6, 7, 12, 13, 14]]);
+        // 8 blocks; 20 + 16 tokens: 3 + 2 blocks.
+        assert_eq!(batch("a=20@100", 16).snapshot_blocks(16), [[4, 5, 6, 7, 8]]);
+        assert_eq!(batch("a=20", 0).snapshot_blocks(0), [[1, 2]], "no more than there are");
+    }
+
+    #[test]
+    fn shuffling_renames_blocks_and_slots_alike_and_leaves_the_null_block() {
+        let plain = batch("a=3*1@160", 0);
+        let mut shuffled = plain.clone();
+        shuffled.shuffle_blocks(1);
+        assert_ne!(plain.groups[0].block_tables, shuffled.groups[0].block_tables);
+        let mut sorted = shuffled.groups[0].block_tables.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, plain.groups[0].block_tables);
+        for row in 0..3 {
+            let last = shuffled.groups[0].block_tables[row * 10 + 9];
+            assert_eq!(shuffled.groups[0].slots[row], i64::from(last) * 16 + 15);
+        }
+    }
+}

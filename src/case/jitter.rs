@@ -30,18 +30,31 @@ impl Case {
                 return *request;
             }
             let factor = stream.uniform(1.0 - jitter, 1.0 + jitter);
-            let prefix = (f64::from(request.prefix_len()) * factor).round_ties_even().max(1.0);
-            // Below 2^33, so the conversion is exact.
-            let kv_len = (prefix as u64 + u64::from(request.query_len)).min(u64::from(max_model_len));
+            let prefix = scaled(request.prefix_len(), factor);
+            let kv_len = (prefix + u64::from(request.query_len)).min(u64::from(max_model_len));
             Request { kv_len: kv_len as u32, ..*request }
         };
         Ok(Self { name: self.name.clone(), requests: self.requests.iter().map(&mut draw).collect() })
     }
 }
 
+/// A prefix of `tokens` times a factor below 2, half to even as Python's `round`, at least 1.
+fn scaled(tokens: u32, factor: f64) -> u64 {
+    // Below 2^33, so the conversion is exact.
+    (f64::from(tokens) * factor).round_ties_even().max(1.0) as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn halves_go_to_even_and_a_prefix_never_vanishes() {
+        let halved: Vec<u64> = [1, 2, 3, 5, 7, u32::MAX].map(|tokens| scaled(tokens, 0.5)).into();
+        assert_eq!(halved, [1, 1, 2, 2, 4, 1 << 31]);
+        assert_eq!(scaled(100, 1e-9), 1);
+        assert_eq!(scaled(u32::MAX, 1.999), 8_585_639_623);
+    }
 
     #[test]
     fn a_jitter_outside_its_range_and_a_length_above_the_models_are_errors() {

@@ -58,11 +58,31 @@ pub(super) fn parse(text: &str, is_json: bool) -> Result<Node, (Option<u64>, Str
             .map_err(|error| (Some(error.line() as u64), format!("not JSON: {error}")))?;
     }
     serde_yaml::from_str_with_options(text, options()).map_err(|error| {
-        let error = error.without_snippet();
-        let what = error.to_string();
-        let format = if is_json { "JSON" } else { "YAML" };
-        (error.location().map(|location| location.line()), format!("not {format} that can be read: {what}"))
+        let line = error.location().map(|location| location.line());
+        (line, explain(error.without_snippet(), if is_json { "JSON" } else { "YAML" }))
     })
+}
+
+/// What to change, for the mistakes whose message speaks of the parser's own settings.
+fn explain(error: &serde_yaml::Error, format: &str) -> String {
+    match error {
+        serde_yaml::Error::DuplicateMappingKey { key: Some(key), .. } => {
+            format!("a second key {}: keep one of the two", quoted(key))
+        }
+        serde_yaml::Error::MultipleDocuments { .. } => {
+            "a second YAML document: put all cases under one `cases` key, or into two files".into()
+        }
+        serde_yaml::Error::UnknownAnchor { .. } => {
+            "an alias (`*name`) of no anchor: put a text that begins with `*` in quotes".into()
+        }
+        serde_yaml::Error::AliasReplayLimitExceeded { .. } | serde_yaml::Error::AliasError { .. } => {
+            format!("an alias (`*name`) that cannot be read: {error}: write its values out instead")
+        }
+        serde_yaml::Error::Budget { breach, .. } => {
+            format!("more than a shape file may hold ({breach:?}): split the file or nest less")
+        }
+        _ => format!("not {format} that can be read: {error}"),
+    }
 }
 
 fn options() -> Options {
