@@ -1,0 +1,94 @@
+"""Compiles every kernel for every architecture and preset, without a GPU: `python3 tests/gpu/compile_all.py`.
+
+Prints registers, spilled bytes and shared memory; exits 1 on an error, a warning, a spill, or dynamic shared memory beyond
+what a block of that architecture may have. Needs only the wheel nvidia-cuda-nvrtc. `--quick` takes sm_90a and one block size.
+"""
+import argparse
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import nvrtc
+
+ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
+LIMIT = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_120": 99}  # KiB
+HEADS = [(128, 4), (128, 8), (64, 3), (16, 2), (256, 2), (80, 7)]  # (HEAD_DIM, GROUP)
+EXTRA_HEADS = [(24, 1), (96, 16), (192, 4), (64, 8)]
+PLAIN = ["embed", "act", "norm", "fill", "state"]
+
+
+def row_bytes(head_dim):
+    units = (head_dim + 15) // 16 * 2
+    return 16 * (units if units % 8 == 0 else units | 1)
+
+
+def decode_shared(head_dim, m_tiles=1, stages=None):
+    stages = stages or (2 if head_dim > 192 or head_dim * m_tiles > 192 else 3 if head_dim > 64 else 4)
+    rows, warps = 16 * m_tiles, 2 if head_dim > 128 else 4
+    queries = 0 if m_tiles * ((head_dim + 15) // 16) <= 8 else rows * row_bytes(head_dim)
+    return warps * stages * 32 * row_bytes(head_dim) + queries + warps * rows * 8
+
+
+def prefill_shared(head_dim):
+    bm, bn = (128, 64) if head_dim <= 128 else (64, 32)
+    return (bm + 4 * bn) * row_bytes(head_dim)
+
+
+def jobs(quick=False):
+    """(file, arch, macros, {kernel: dynamic shared memory})"""
+    for arch in ["sm_90a"] if quick else ARCHS:
+        for dtype in ("DTYPE_BF16", "DTYPE_F16"):
+            for name in PLAIN:
+                yield name, arch, {dtype: 1}, {}
+            for high in (0, 1):
+                yield "gemv", arch, {dtype: 1, "HIGH_ROWS": high}, {}
+            for d, g in HEADS + ([] if quick else EXTRA_HEADS):
+                for bs in (16,) if quick else (16, 32, 64):
+                    if (d, g) in EXTRA_HEADS and bs != 16:
+                        continue
+                    yield "rope", arch, {dtype: 1, "HEAD_DIM": d, "BLOCK_SIZE": bs}, {}
+                    base = {dtype: 1, "HEAD_DIM": d, "GROUP": g, "BLOCK_SIZE": bs}
+                    yield "prefill", arch, base, {"prefill_attention": prefill_shared(d)}
+                    for m in (1, 2) if d <= 128 else (1,):
+                        yield "decode", arch, {**base, "M_TILES": m}, {"decode_attention": decode_shared(d, m)}
+
+
+def one(job):
+    name, arch, macros, shared = job
+    try:
+        _, log = nvrtc.compile(name, arch, macros)
+    except nvrtc.CompileError as e:
+        return job, None, [str(e)]
+    found, problems = nvrtc.resources(log)
+    for kernel, (_, spills, _) in found.items():
+        if spills:
+            problems.append(f"{kernel}: {spills} bytes spilled")
+        if shared.get(kernel, 0) > LIMIT[arch] * 1024:
+            problems.append(f"{kernel}: {shared[kernel]} bytes of dynamic shared memory, {LIMIT[arch]} KiB allowed")
+    return job, found, problems
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--only", help="a file name, such as decode")
+    args = parser.parse_args()
+    bad = n = 0
+    todo = [j for j in jobs(args.quick) if not args.only or j[0] == args.only]
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for (name, arch, macros, shared), found, problems in pool.map(one, todo):
+            n += 1
+            flags = " ".join(k if v == 1 and k.startswith("DTYPE") else f"{k}={v}" for k, v in macros.items())
+            for kernel, (registers, spills, static) in (found or {}).items():
+                print(f"{arch:7} {kernel:22} {registers:4} registers {spills:4} spilled {static:6} static {shared.get(kernel, 0):7} dynamic  {flags}")
+            for p in problems:
+                print(f"  PROBLEM {name} {arch} {flags}: {p}")
+            bad += bool(problems)
+    print(f"{n} compilations, {bad} with problems")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
