@@ -3,7 +3,10 @@
 //! No vendor is named here, and nothing here knows a model: a device sees numbered weights, named activation
 //! buffers and numbered KV layers.
 
+mod check;
 pub mod cpu;
+#[cfg(feature = "cuda-api")]
+pub mod cuda;
 pub mod dummy;
 
 use crate::batch::{Batch, KvGroup};
@@ -215,6 +218,32 @@ pub struct DeviceInfo {
     pub units: usize,
 }
 
+/// How fast a device multiplies large matrices.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct GemmRate {
+    /// Floating point operations a second (a multiply-add is two).
+    pub flops_per_second: f64,
+    /// The device's clock meanwhile, in MHz.
+    pub clock_mhz: Option<f64>,
+}
+
+/// What a device's sensors say.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Telemetry {
+    /// Power in watts.
+    pub power_w: Option<f64>,
+    /// Temperature in degrees Celsius.
+    pub temperature_c: Option<u32>,
+    /// Clock of the multiprocessors in MHz, now.
+    pub sm_clock_mhz: Option<u32>,
+    /// The most that it can be.
+    pub max_sm_clock_mhz: Option<u32>,
+    /// The limits that hold the clock back, in words.
+    pub throttled: Vec<String>,
+    /// Other processes that compute on the device.
+    pub other_processes: Vec<String>,
+}
+
 /// A device that holds one model and its KV pool.
 pub trait Device {
     /// What it is.
@@ -237,6 +266,26 @@ pub trait Device {
         batch: &'a Batch,
         forward: Forward<'a>,
     ) -> Result<Box<dyn Capture + 'a>, BackendError>;
+
+    /// A hash of the sources of the device's kernels, where it has any of its own.
+    fn kernels_hash(&self) -> Option<&str> {
+        None
+    }
+
+    /// What its sensors say now; not to be asked while something is timed.
+    fn telemetry(&mut self) -> Option<Telemetry> {
+        None
+    }
+
+    /// Measures how many bytes a second it reads; KV blocks lose their contents. None: this device has no such measurement.
+    fn read_rate(&mut self) -> Result<Option<f64>, BackendError> {
+        Ok(None)
+    }
+
+    /// Measures the rate of a large matrix product in the step's type, over a second or more; KV blocks lose their contents.
+    fn gemm_rate(&mut self) -> Result<Option<GemmRate>, BackendError> {
+        Ok(None)
+    }
 }
 
 /// One timed replay.

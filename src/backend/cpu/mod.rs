@@ -6,7 +6,6 @@
 
 mod attention;
 mod capture;
-mod check;
 mod dots;
 mod elementwise;
 mod isa;
@@ -29,7 +28,7 @@ use self::memory::Buffer;
 use self::round::Rounding;
 use self::step::Step;
 use super::{
-    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, KvInit, StepSpec, WeightSpec, Weights, dummy,
+    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, KvInit, StepSpec, WeightSpec, Weights, check, dummy,
 };
 use crate::batch::Batch;
 use crate::units::Bytes;

@@ -1,4 +1,4 @@
-//! Whether a batch is one that this device can run: what the kernels rely on is checked here, once a capture.
+//! Whether a batch is one that a device can run: what the kernels rely on is checked here, once a capture.
 
 use crate::backend::{BackendError, StepSpec, WeightRole};
 use crate::batch::{Batch, GroupTables};
@@ -12,7 +12,7 @@ fn expect(ok: bool, message: impl FnOnce() -> String) -> Result<(), BackendError
 }
 
 /// Fails if the batch is inconsistent or needs what a pool of `blocks` blocks does not have.
-pub(super) fn batch(batch: &Batch, spec: &StepSpec, blocks: u32) -> Result<(), BackendError> {
+pub(in crate::backend) fn batch(batch: &Batch, spec: &StepSpec, blocks: u32) -> Result<(), BackendError> {
     let (requests, tokens) = (batch.num_requests(), batch.num_tokens());
     expect(tokens > 0, || "it has no query token".into())?;
     let ends = (batch.query_start.first(), batch.query_start.last().map(|&end| end as usize));

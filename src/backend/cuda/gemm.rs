@@ -1,0 +1,315 @@
+//! Dense products through cuBLASLt: descriptors, algorithm and workspace of our own, kept per shape; and a kernel of ours
+//! for few rows.
+//!
+//! `out[T, N] = x[T, K] · w[N, K]ᵀ (+ bias[N])`, all row-major. cuBLASLt sees column-major matrices, so it is given
+//! `outᵀ[N, T] = (wᵀ)ᵀ · xᵀ`, where wᵀ is `[K, N]` and xᵀ is `[K, T]` with the same bytes.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result, sys};
+
+use super::compile::File;
+use super::error::blas;
+use super::gpu::Gpu;
+use super::kernels::{Arg, Grid, Kernels};
+use super::memory::Buffer;
+use crate::backend::{BackendError, Dtype};
+
+/// Workspace of cuBLASLt, 64 MiB: enough for every split of the shapes here.
+const WORKSPACE: usize = 64 << 20;
+
+/// The kernel for few rows serves up to so many.
+pub(super) const GEMV_ROWS: usize = 16;
+
+/// Columns of the result that a block of that kernel makes.
+const GEMV_TILE: usize = 16;
+
+/// What decides how a product is best computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Shape {
+    /// Rows of x.
+    pub t: usize,
+    /// Rows of w.
+    pub n: usize,
+    /// Columns of both.
+    pub k: usize,
+    pub bias: bool,
+}
+
+/// Device addresses of a product's matrices.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Operands {
+    pub x: u64,
+    pub w: u64,
+    /// Zero where there is none.
+    pub bias: u64,
+    pub out: u64,
+}
+
+/// How a product is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Algorithm {
+    /// The kernel for few rows.
+    Gemv,
+    /// cuBLASLt's own description of an algorithm.
+    Lt([u64; 8]),
+}
+
+impl Algorithm {
+    /// One line; [`Algorithm::parse`] reads it back.
+    pub(super) fn to_text(self) -> String {
+        match self {
+            Self::Gemv => "gemv".to_owned(),
+            Self::Lt(words) => words.map(|word| format!("{word:016x}")).join(" "),
+        }
+    }
+
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        if text == "gemv" {
+            return Some(Self::Gemv);
+        }
+        let words: Option<Vec<u64>> = text.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect();
+        Some(Self::Lt(words?.try_into().ok()?))
+    }
+}
+
+/// The products of one device.
+pub(super) struct Gemm {
+    handle: sys::cublasLtHandle_t,
+    workspace: Buffer,
+    plans: RefCell<HashMap<Shape, Rc<Plan>>>,
+    pub chosen: RefCell<HashMap<Shape, Algorithm>>,
+    pub kernels: Rc<Kernels>,
+    pub dtype: Dtype,
+}
+
+impl Gemm {
+    pub(super) fn new(kernels: &Rc<Kernels>, dtype: Dtype) -> Result<Self, BackendError> {
+        kernels.gpu.bind()?;
+        let workspace = Buffer::new(&kernels.gpu, WORKSPACE, "the workspace of matrix products")?;
+        Ok(Self {
+            handle: result::create_handle().map_err(blas("starting cuBLASLt"))?,
+            workspace,
+            plans: RefCell::default(),
+            chosen: RefCell::default(),
+            kernels: kernels.clone(),
+            dtype,
+        })
+    }
+
+    pub(super) fn gpu(&self) -> &Arc<Gpu> {
+        &self.kernels.gpu
+    }
+
+    /// cuBLASLt's version.
+    pub(super) fn version() -> usize {
+        // SAFETY: reads a constant of the library.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+
+    fn plan(&self, shape: Shape) -> Result<Rc<Plan>, BackendError> {
+        if let Some(plan) = self.plans.borrow().get(&shape) {
+            return Ok(plan.clone());
+        }
+        let plan = Rc::new(Plan::new(shape, self.dtype)?);
+        self.plans.borrow_mut().insert(shape, plan.clone());
+        Ok(plan)
+    }
+
+    /// What may compute the shape, cuBLASLt's best guess first.
+    pub(super) fn candidates(&self, shape: Shape, most: usize) -> Result<Vec<Algorithm>, BackendError> {
+        self.gpu().bind()?;
+        let plan = self.plan(shape)?;
+        let preference = Preference::new(WORKSPACE)?;
+        // SAFETY: a C struct of numbers, for which zero is a value; the library fills in as many as it counts.
+        let mut found = vec![unsafe { std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>() }; most];
+        let mut count = 0;
+        // SAFETY: all descriptors are alive and `found` has `most` entries.
+        let status = unsafe {
+            let (a, b, d, most) = (plan.w.0, plan.x.0, plan.out.0, most as i32);
+            let (found, count) = (found.as_mut_ptr(), &raw mut count);
+            sys::cublasLtMatmulAlgoGetHeuristic(self.handle, plan.desc.0, a, b, d, d, preference.0, most, found, count)
+        };
+        let usable = |found: &sys::cublasLtMatmulHeuristicResult_t| {
+            found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE
+        };
+        let mut all = Vec::new();
+        if status.result().is_ok() {
+            let found = found.iter().take(count.max(0) as usize);
+            all.extend(found.filter(|found| usable(found)).map(|found| Algorithm::Lt(found.algo.data)));
+        }
+        if shape.t <= GEMV_ROWS && shape.k.is_multiple_of(8) {
+            all.push(Algorithm::Gemv);
+        }
+        if all.is_empty() {
+            let Shape { t, n, k, .. } = shape;
+            return Err(BackendError::Device(format!("cuBLASLt has no algorithm for [{t}, {k}] x [{n}, {k}]")));
+        }
+        Ok(all)
+    }
+
+    /// Puts a product on the stream. An algorithm that does not fit the shape is an error, not a wrong result.
+    pub(super) fn run(&self, shape: Shape, algorithm: Algorithm, operands: &Operands) -> Result<(), BackendError> {
+        match algorithm {
+            Algorithm::Gemv => self.run_gemv(shape, operands),
+            Algorithm::Lt(data) => self.run_lt(shape, sys::cublasLtMatmulAlgo_t { data }, operands),
+        }
+    }
+
+    fn run_gemv(&self, shape: Shape, operands: &Operands) -> Result<(), BackendError> {
+        let Shape { t, n, k, .. } = shape;
+        if t > GEMV_ROWS || !k.is_multiple_of(8) {
+            return Err(BackendError::Device(format!("the kernel for few rows cannot serve [{t}, {k}]")));
+        }
+        let function = self.kernels.get(File::Gemv, &[("HIGH_ROWS", usize::from(t > 8))], "gemv")?;
+        let Operands { x, w, bias, out } = *operands;
+        let addresses = [x, w, bias, out].map(Arg::Address);
+        let sizes = [t, n, k].map(|size| Arg::I32(size as i32));
+        let args: Vec<Arg> = addresses.into_iter().chain(sizes).collect();
+        // SAFETY: (x, w, bias, out, rows, n, k) as in gemv.cu; the matrices have the shape's sizes.
+        unsafe { self.kernels.launch(function, Grid::new(n.div_ceil(GEMV_TILE), 256), &args) }
+    }
+
+    fn run_lt(
+        &self,
+        shape: Shape,
+        algorithm: sys::cublasLtMatmulAlgo_t,
+        operands: &Operands,
+    ) -> Result<(), BackendError> {
+        let plan = self.plan(shape)?;
+        let Operands { x, w, bias, out } = *operands;
+        if shape.bias {
+            plan.desc.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        let (one, zero) = (1.0_f32, 0.0_f32);
+        let pointer = |address: u64| address as *mut c_void;
+        let stream = self.gpu().stream.cu_stream();
+        // SAFETY: the descriptors say the sizes that the operands have; the scalars are read before the call returns.
+        let status = unsafe {
+            let (one, zero) = ((&raw const one).cast(), (&raw const zero).cast());
+            let (a, b, d) = (plan.w.0, plan.x.0, plan.out.0);
+            let (desc, workspace) = (plan.desc.0, pointer(self.workspace.address()));
+            let (w, x, out) = (pointer(w), pointer(x), pointer(out));
+            let algorithm = &raw const algorithm;
+            sys::cublasLtMatmul(
+                self.handle, desc, one, w, a, x, b, zero, out, d, out, d, algorithm, workspace, WORKSPACE, stream.cast(),
+            )
+        };
+        self.kernels.other_kernel();
+        status.result().map_err(blas("a matrix product"))
+    }
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        let _ = self.gpu().bind();
+        // SAFETY: created by this struct, destroyed once; nothing is running, as graphs were dropped before.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// The descriptors of a shape.
+struct Plan {
+    desc: Desc,
+    w: Layout,
+    x: Layout,
+    out: Layout,
+}
+
+impl Plan {
+    fn new(shape: Shape, dtype: Dtype) -> Result<Self, BackendError> {
+        let kind = if dtype == Dtype::Float16 { sys::cudaDataType::CUDA_R_16F } else { sys::cudaDataType::CUDA_R_16BF };
+        let desc = Desc::new()?;
+        let transposed = sys::cublasOperation_t::CUBLAS_OP_T as i32;
+        desc.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, &transposed)?;
+        if shape.bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            desc.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        }
+        let Shape { t, n, k, .. } = shape;
+        Ok(Self { desc, w: Layout::new(kind, k, n)?, x: Layout::new(kind, k, t)?, out: Layout::new(kind, n, t)? })
+    }
+}
+
+/// A product's description.
+struct Desc(sys::cublasLtMatmulDesc_t);
+
+impl Desc {
+    fn new() -> Result<Self, BackendError> {
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let desc = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F);
+        desc.map(Self).map_err(blas("describing a matrix product"))
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), BackendError> {
+        // SAFETY: the descriptor is alive, and the library copies as many bytes as the value has.
+        unsafe { result::set_matmul_desc_attribute(self.0, attribute, (&raw const *value).cast(), size_of::<T>()) }
+            .map_err(blas("describing a matrix product"))
+    }
+}
+
+impl Drop for Desc {
+    fn drop(&mut self) {
+        // SAFETY: created by this struct, destroyed once.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// A column-major matrix without gaps.
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+impl Layout {
+    fn new(kind: sys::cudaDataType, rows: usize, cols: usize) -> Result<Self, BackendError> {
+        let layout = result::create_matrix_layout(kind, rows as u64, cols as u64, rows as i64);
+        layout.map(Self).map_err(blas("describing a matrix"))
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: created by this struct, destroyed once.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// What the search for algorithms may use.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new(workspace: usize) -> Result<Self, BackendError> {
+        let preference = Self(result::create_matmul_pref().map_err(blas("asking for algorithms"))?);
+        let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        // SAFETY: the preference is alive, and the library copies the number.
+        unsafe {
+            let (value, size) = ((&raw const workspace).cast(), size_of::<usize>());
+            result::set_matmul_pref_attribute(preference.0, attribute, value, size)
+        }
+        .map_err(blas("asking for algorithms"))?;
+        Ok(preference)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: created by this struct, destroyed once.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_algorithm_round_trips() {
+        for algorithm in [Algorithm::Gemv, Algorithm::Lt([0, 1, u64::MAX, 3, 4, 5, 6, 7])] {
+            assert_eq!(Algorithm::parse(&algorithm.to_text()), Some(algorithm));
+        }
+        assert_eq!(Algorithm::parse("1 2 3"), None);
+        assert_eq!(Algorithm::parse(""), None);
+    }
+}
