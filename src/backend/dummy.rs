@@ -67,7 +67,10 @@ mod tests {
         // The first outputs of SplitMix64 seeded with 1234567, as its authors publish them.
         let seed = 1_234_567_u64;
         let outputs: Vec<u64> = (1..=3).map(|i| mix(seed.wrapping_add(GOLDEN.wrapping_mul(i)))).collect();
-        assert_eq!(outputs, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+        assert_eq!(
+            outputs,
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
+        );
     }
 
     #[test]

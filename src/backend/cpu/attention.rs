@@ -68,8 +68,7 @@ impl Plan {
         let rows = ROWS.max(heads);
         let mut tiles = Vec::new();
         for request in 0..batch.num_requests() {
-            let (first, end) =
-                (batch.query_start[request] as usize, batch.query_start[request + 1] as usize);
+            let (first, end) = (batch.query_start[request] as usize, batch.query_start[request + 1] as usize);
             for token in (first..end).step_by(rows / heads) {
                 let tokens = (rows / heads).min(end - token);
                 let position = batch.positions[token] as usize;

@@ -71,7 +71,8 @@ impl Capture for CpuCapture<'_> {
     fn replay(&mut self) -> Result<Replay, BackendError> {
         self.restore()?;
         let tape = self.tape.as_deref();
-        let tape = tape.ok_or_else(|| BackendError::Device("a step is replayed before it is recorded".into()))?;
+        let tape =
+            tape.ok_or_else(|| BackendError::Device("a step is replayed before it is recorded".into()))?;
         let step = &mut self.step;
         // The clock starts on the pool's thread: handing the step over to it is not part of the forward.
         let time = self.pool.install(|| {

@@ -54,9 +54,9 @@ pub(super) fn available() -> Option<Bytes> {
 /// Fails if `needed` is more than the system can give; `advice` says what to change.
 pub(super) fn require(needed: Bytes, what: &str, advice: &str) -> Result<(), BackendError> {
     match available() {
-        Some(free) if needed > free => {
-            Err(BackendError::NoRoom(format!("{what} need {needed} of memory, {free} is available; {advice}")))
-        }
+        Some(free) if needed > free => Err(BackendError::NoRoom(format!(
+            "{what} need {needed} of memory, {free} is available; {advice}"
+        ))),
         _ => Ok(()),
     }
 }

@@ -64,7 +64,8 @@ impl CpuDevice {
     /// Loads the weights and reserves the KV pool. Fails if memory is short or a weight cannot be read.
     pub fn new(spec: &StepSpec, weights: &Weights<'_>, options: &CpuOptions) -> Result<Self, BackendError> {
         let bytes = spec.weights.iter().map(|w| w.rows as u128 * w.cols as u128 * 4).sum();
-        let advice = "choose a smaller --model, or fewer layers with --hf-overrides '{\"num_hidden_layers\": N}'";
+        let advice =
+            "choose a smaller --model, or fewer layers with --hf-overrides '{\"num_hidden_layers\": N}'";
         memory::require(Bytes(bytes), "the weights, held in float32,", advice)?;
         let pool = ThreadPoolBuilder::new()
             .num_threads(options.threads.unwrap_or(0))

@@ -157,8 +157,7 @@ fn score<const L: usize, const FMA: bool>(
         let q = Rows { data: &scratch.q, stride: dim, count: rows };
         let out = Shared::new(&mut scratch.scores);
         for (at, block, offset, count) in segments(input, start, len) {
-            let keys =
-                Rows { data: &input.kv[row_start(input, block, 0, offset)..], stride, count };
+            let keys = Rows { data: &input.kv[row_start(input, block, 0, offset)..], stride, count };
             dots_body::<L, FMA>(q, keys, dim, None, Target { out, first: at, stride: CHUNK });
         }
         return;

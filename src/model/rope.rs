@@ -1,0 +1,140 @@
+//! Rotary embeddings: default, linear, llama3 and YaRN, as transformers 5.17 computes them (`modeling_rope_utils.py`).
+//!
+//! transformers computes the frequencies in float32; here they are computed in float64 and rounded once.
+
+use std::f64::consts::PI;
+
+use serde_json::{Map, Value};
+
+use super::fields::{Fields, ModelError};
+use crate::backend::Rope;
+
+/// The fields of `rope_parameters` and `rope_scaling` that are read.
+pub(super) const ROPE_FIELDS: &[&str] = &[
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+];
+
+/// The rotary embedding of a configuration in either dialect.
+pub(super) fn rope(config: Fields<'_>, head_dim: usize, max_positions: usize) -> Result<Rope, ModelError> {
+    let empty = Map::new();
+    let (scaling, parameters) = (config.object("rope_scaling")?, config.object("rope_parameters")?);
+    let (prefix, map) = match (scaling, parameters) {
+        (Some(map), _) => ("rope_scaling.", map),
+        (None, Some(map)) => ("rope_parameters.", map),
+        (None, None) => ("rope_parameters.", &empty),
+    };
+    let fields = Fields { model: config.model, prefix, map };
+    if let Some((layer_type, _)) = map.iter().find(|(_, value)| value.is_object()) {
+        return Err(fields.error(layer_type, "supported is one set of parameters for all layers"));
+    }
+    for fields in [fields, config] {
+        if fields.positive("partial_rotary_factor", Some(1.0))? != 1.0 {
+            return Err(fields.error("partial_rotary_factor", "supported is 1"));
+        }
+    }
+    let theta = [Some(map), parameters, Some(config.map)].into_iter().flatten();
+    let theta = theta.map(|map| Fields { map, ..fields }).find(|fields| fields.get("rope_theta").is_some());
+    let theta = theta.map_or(Ok(10_000.0), |fields| fields.positive("rope_theta", None))?;
+    // Frequency i turns by base^(-2i / dim) a position.
+    let base: Vec<f64> = (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
+    let original = || -> Result<f64, ModelError> {
+        let outer = config.get("original_max_position_embeddings").map(|_| config);
+        let original = outer.unwrap_or(fields);
+        original.positive("original_max_position_embeddings", Some(max_positions as f64))
+    };
+    let kind = fields.text("rope_type")?.or(fields.text("type")?).unwrap_or("default");
+    let (inv_freq, factor) = match kind {
+        "default" => (base, 1.0),
+        "linear" => {
+            let factor = fields.positive("factor", None)?;
+            (base.iter().map(|f| f / factor).collect(), 1.0)
+        }
+        "llama3" => (llama3(fields, &base, original()?)?, 1.0),
+        "yarn" => yarn(fields, &base, theta, original()?, max_positions as f64)?,
+        _ => {
+            let field = if fields.has("rope_type") { "rope_type" } else { "type" };
+            return Err(fields.error(field, "supported are default, linear, llama3 and yarn"));
+        }
+    };
+    Ok(Rope { inv_freq: inv_freq.iter().map(|&f| f as f32).collect(), factor: factor as f32 })
+}
+
+/// Llama 3.1: long wavelengths are slowed down by `factor`, short ones kept, those between interpolated.
+fn llama3(fields: Fields<'_>, base: &[f64], original: f64) -> Result<Vec<f64>, ModelError> {
+    let factor = fields.positive("factor", None)?;
+    let low = fields.positive("low_freq_factor", None)?;
+    let high = fields.positive("high_freq_factor", None)?;
+    if high == low {
+        return Err(fields.error("high_freq_factor", "it must differ from low_freq_factor"));
+    }
+    Ok(base
+        .iter()
+        .map(|&frequency| {
+            let wavelength = 2.0 * PI / frequency;
+            if wavelength > original / low {
+                frequency / factor
+            } else if wavelength < original / high {
+                frequency
+            } else {
+                let smooth = (original / wavelength - low) / (high - low);
+                (1.0 - smooth) * frequency / factor + smooth * frequency
+            }
+        })
+        .collect())
+}
+
+/// YaRN (Peng et al. 2023): a ramp over the frequencies between interpolated and kept, and a factor on cosine and sine.
+fn yarn(
+    fields: Fields<'_>,
+    base: &[f64],
+    theta: f64,
+    original: f64,
+    max_positions: f64,
+) -> Result<(Vec<f64>, f64), ModelError> {
+    let factor = fields.positive("factor", Some(max_positions / original))?;
+    let given = |field: &str| -> Result<Option<f64>, ModelError> {
+        // Zero counts as not given, as in Python.
+        if fields.get(field).and_then(Value::as_f64) == Some(0.0) {
+            return Ok(None);
+        }
+        fields.get(field).map(|_| fields.positive(field, None)).transpose()
+    };
+    let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+    let attention_factor = match (given("attention_factor")?, given("mscale")?, given("mscale_all_dim")?) {
+        (Some(attention_factor), ..) => attention_factor,
+        (None, Some(mscale), Some(all_dim)) => scale(mscale) / scale(all_dim),
+        _ => scale(1.0),
+    };
+    if theta == 1.0 {
+        return Err(fields.error("rope_theta", "YaRN needs another than 1"));
+    }
+    let dim = 2.0 * base.len() as f64;
+    let turning = |rotations: f64| dim * (original / (rotations * 2.0 * PI)).ln() / (2.0 * theta.ln());
+    let (mut low, mut high) =
+        (turning(given("beta_fast")?.unwrap_or(32.0)), turning(given("beta_slow")?.unwrap_or(1.0)));
+    if fields.flag("truncate", true)? {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    (low, high) = (low.max(0.0), high.min(dim - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    let frequencies = base.iter().enumerate().map(|(i, frequency)| {
+        let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        frequency / factor * ramp + frequency * (1.0 - ramp)
+    });
+    Ok((frequencies.collect(), attention_factor))
+}
