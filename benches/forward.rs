@@ -1,3 +1,5 @@
-//! The bench target.
+//! The bench target: see the library's `run` module.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    forward_bench::run::main()
+}

@@ -435,7 +435,9 @@ mod tests {
     }
 
     fn parse(line: &str) -> Cli {
-        Cli::parse_from(expand(format!("bench {line}").split(' ').filter(|w| !w.is_empty()).map(str::to_owned)))
+        Cli::parse_from(expand(
+            format!("bench {line}").split(' ').filter(|w| !w.is_empty()).map(str::to_owned),
+        ))
     }
 
     #[test]

@@ -126,8 +126,7 @@ mod tests {
     // Expected values from NumPy 2: np.median, np.percentile(x, 90), np.std(x), np.mean(x).
     #[test]
     fn figures_are_numpys() {
-        let latency =
-            Latency::of("test", &nanos(&[3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.5]), 5);
+        let latency = Latency::of("test", &nanos(&[3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.5]), 5);
         assert_eq!(latency.median, 3.75);
         assert!((latency.p90 - 6.3).abs() < 1e-12);
         assert!((latency.std - 2.328_626_204_432_1).abs() < 1e-9, "{}", latency.std);

@@ -14,11 +14,18 @@ fn twice_the_layers_are_a_regression() {
     let bench = Bench::new();
     bench.measure("--hf-overrides {\"num_hidden_layers\":32} --save-baseline a");
     let compare = format!("{QUICK} --case d=2*1@32 --baseline a {TWICE}");
-    bench.run(&compare).refused(2, &["baseline a", "model", "num_hidden_layers 32 there, 64 here", "--allow-mismatch model"]);
+    bench.run(&compare).refused(
+        2,
+        &["baseline a", "model", "num_hidden_layers 32 there, 64 here", "--allow-mismatch model"],
+    );
     let run = bench.measure(&format!("--baseline a --allow-mismatch model {TWICE}"));
     assert!(run.stdout.contains("Performance has regressed."), "{}", run.stdout);
     assert!(run.stderr.contains("compared with baseline a (commit "), "{}", run.stderr);
-    assert!(bench.json("a/forward.json")["configuration"]["model"].to_string().contains("\"num_hidden_layers\":32"));
+    assert!(
+        bench.json("a/forward.json")["configuration"]["model"]
+            .to_string()
+            .contains("\"num_hidden_layers\":32")
+    );
     bench.run(&format!("{compare} --allow-mismatch model --fail-on-regression 20")).expect(1);
     bench.run(&format!("{compare} --allow-mismatch model --fail-on-regression 100000")).expect(0);
 }
@@ -59,7 +66,9 @@ fn two_saved_baselines_compare_without_measuring() {
     assert!(run.stdout.contains("change:"), "{}", run.stdout);
     assert!(run.stderr.contains("compared with baseline one"), "{}", run.stderr);
     assert_eq!(before, std::fs::read(bench.file("new/sample.json")).unwrap());
-    bench.run(&format!("{QUICK} --case d=2*1@32 --load-baseline x --baseline one")).refused(2, &["--load-baseline x"]);
+    bench
+        .run(&format!("{QUICK} --case d=2*1@32 --load-baseline x --baseline one"))
+        .refused(2, &["--load-baseline x"]);
 }
 
 fn git(folder: &Path, arguments: &str) -> String {

@@ -13,13 +13,52 @@ fn refused(arguments: &str, words: &[&str]) {
 fn help_has_our_flags_and_criterions() {
     let help = Bench::new().run("--help").expect(0).stdout;
     for flag in [
-        "--model", "--case", "--shapes", "--kv-len-jitter", "--seed", "--kv-init", "--routing", "--iters", "--samples",
-        "--output-json", "--load-format", "--dtype", "--block-size", "--max-model-len", "--max-num-batched-tokens",
-        "--max-num-seqs", "--num-speculative-tokens", "--backend", "--hf-overrides", "--verify", "--plan",
-        "--allow-mismatch", "--save-baseline", "--baseline", "--baseline-lenient", "--load-baseline", "--list",
-        "--sample-size", "--warm-up-time", "--measurement-time", "--profile-time", "--noplot", "--quick", "--exact",
-        "--discard-baseline", "--nresamples", "--noise-threshold", "--confidence-level", "--significance-level",
-        "--output-format", "--plotting-backend", "--color", "--verbose", "--quiet", "--format", "--ignored",
+        "--model",
+        "--case",
+        "--shapes",
+        "--kv-len-jitter",
+        "--seed",
+        "--kv-init",
+        "--routing",
+        "--iters",
+        "--samples",
+        "--output-json",
+        "--load-format",
+        "--dtype",
+        "--block-size",
+        "--max-model-len",
+        "--max-num-batched-tokens",
+        "--max-num-seqs",
+        "--num-speculative-tokens",
+        "--backend",
+        "--hf-overrides",
+        "--verify",
+        "--plan",
+        "--allow-mismatch",
+        "--save-baseline",
+        "--baseline",
+        "--baseline-lenient",
+        "--load-baseline",
+        "--list",
+        "--sample-size",
+        "--warm-up-time",
+        "--measurement-time",
+        "--profile-time",
+        "--noplot",
+        "--quick",
+        "--exact",
+        "--discard-baseline",
+        "--nresamples",
+        "--noise-threshold",
+        "--confidence-level",
+        "--significance-level",
+        "--output-format",
+        "--plotting-backend",
+        "--color",
+        "--verbose",
+        "--quiet",
+        "--format",
+        "--ignored",
     ] {
         assert!(help.contains(flag), "{flag}");
     }
@@ -146,7 +185,8 @@ fn what_carries_the_command_line_over_is_not_for_users() {
 #[test]
 fn a_plan_builds_no_model() {
     let begin = std::time::Instant::now();
-    let run = Bench::new().run("--plan --model qwen3-32b --case big=64*1@8192,8192 --kv-len-jitter 0").expect(0);
+    let run =
+        Bench::new().run("--plan --model qwen3-32b --case big=64*1@8192,8192 --kv-len-jitter 0").expect(0);
     assert!(begin.elapsed().as_secs() < 5);
     let row = run.stdout.lines().nth(1).unwrap();
     // 64 × 512 + 512 blocks of 16; 31.2 G linear weights and 64 layers.
@@ -157,7 +197,8 @@ fn a_plan_builds_no_model() {
 
 #[test]
 fn a_plan_as_json_has_requests_as_asked() {
-    let arguments = "--plan=json --case mix=20,2*1@33 --kv-len-jitter 0 --kv-cache-memory-bytes 1 --max-num-seqs 1";
+    let arguments =
+        "--plan=json --case mix=20,2*1@33 --kv-len-jitter 0 --kv-cache-memory-bytes 1 --max-num-seqs 1";
     let plan = Bench::new().run(arguments).expect(0);
     let plan: serde_json::Value = serde_json::from_str(&plan.stdout).unwrap();
     let case = &plan["cases"][0];
@@ -186,8 +227,11 @@ fn a_plan_of_absurd_lengths_is_quick_and_exact() {
 fn a_shape_file_decides_what_the_command_line_leaves_open() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine.yaml");
-    fs::write(&path, "model: qwen3-8b\nkv_len_jitter: 0\nnum_speculative_tokens: 3\ncases: [v=2*4@40:3]\n").unwrap();
-    let plan = |flags: &str| Bench::new().run(&format!("--plan --shapes {} {flags}", path.display())).expect(0).stdout;
+    fs::write(&path, "model: qwen3-8b\nkv_len_jitter: 0\nnum_speculative_tokens: 3\ncases: [v=2*4@40:3]\n")
+        .unwrap();
+    let plan = |flags: &str| {
+        Bench::new().run(&format!("--plan --shapes {} {flags}", path.display())).expect(0).stdout
+    };
     assert!(plan("").contains("mine/qwen3-8b/v  2*4@40:3"), "{}", plan(""));
     assert!(plan("--model qwen3-0.6b").contains("mine/qwen3-0.6b/v"));
     assert!(!plan("--kv-len-jitter 0.9").contains("2*4@40:3"));
@@ -197,7 +241,8 @@ fn a_shape_file_decides_what_the_command_line_leaves_open() {
 fn bad_files_name_file_line_and_case() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bad.yaml");
-    fs::write(&path, "cases:\n  - name: one\n    requests:\n      - query_len: 4\n        kv_len: 3\n").unwrap();
+    fs::write(&path, "cases:\n  - name: one\n    requests:\n      - query_len: 4\n        kv_len: 3\n")
+        .unwrap();
     refused(&format!("--bench --shapes {}", path.display()), &["bad.yaml", "one", "4", "3"]);
     fs::write(&path, "cases:\n  - name: one\n    requsts: []\n").unwrap();
     refused(&format!("--bench --shapes {}", path.display()), &["bad.yaml:3", "requsts", "requests"]);

@@ -26,7 +26,8 @@ fn a_run_prints_saves_and_the_next_compares() {
 fn nothing_but_our_lines_reaches_the_console() {
     let run = Bench::new().measure("");
     for line in run.stderr.lines() {
-        let ours = line.starts_with("case/llama-tiny/d: ") || line.starts_with("warning: case/llama-tiny/d: ");
+        let ours =
+            line.starts_with("case/llama-tiny/d: ") || line.starts_with("warning: case/llama-tiny/d: ");
         assert!(ours || line.starts_with("Gnuplot not found"), "{line}");
     }
     assert!(!run.stdout.contains("Warning"), "{}", run.stdout);
@@ -41,7 +42,8 @@ fn criterion_is_fed_nanoseconds_of_the_replays_that_we_count() {
     assert_eq!(sample["times"].as_array().unwrap().len(), 10);
     let replays = &bench.json("base/forward.json")["ranks"][0]["latency_us"];
     if sum("iters") as u64 == 40 {
-        let ours: f64 = replays["samples_us"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() * 1e3).sum();
+        let ours: f64 =
+            replays["samples_us"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() * 1e3).sum();
         assert!((ours / sum("times") - 1.0).abs() < 1e-6, "{ours} {}", sum("times"));
     }
     assert_eq!(replays["count"], 40);
@@ -60,8 +62,18 @@ fn results_have_vllms_keys() {
     assert!(case["median_us"].as_f64().unwrap() > 0.0);
     let rank = case["ranks"][0].as_object().unwrap();
     for key in [
-        "num_tokens", "kv_blocks", "routing", "num_local_tokens", "num_tokens_after_padding", "batch_order",
-        "timing_scope", "eager_repeat", "graph_vs_eager", "graph_deterministic", "finite", "state_reset_bytes",
+        "num_tokens",
+        "kv_blocks",
+        "routing",
+        "num_local_tokens",
+        "num_tokens_after_padding",
+        "batch_order",
+        "timing_scope",
+        "eager_repeat",
+        "graph_vs_eager",
+        "graph_deterministic",
+        "finite",
+        "state_reset_bytes",
         "latency_us",
     ] {
         assert!(rank.contains_key(key), "{key}");
@@ -97,7 +109,8 @@ fn discarding_saves_nothing() {
 #[test]
 fn a_case_that_has_no_room_does_not_stop_the_others() {
     let bench = Bench::new();
-    let arguments = format!("{QUICK} --kv-len-jitter 0 --kv-cache-memory-bytes 64K --case big=8*1@200 --case d=1@8");
+    let arguments =
+        format!("{QUICK} --kv-len-jitter 0 --kv-cache-memory-bytes 64K --case big=8*1@200 --case d=1@8");
     let run = bench.run(&arguments).expect(3);
     let line = run.stderr.lines().find(|line| line.starts_with("error: case/llama-tiny/big")).unwrap();
     assert!(line.contains("105 KV blocks") && line.contains("--kv-cache-memory-bytes"), "{line}");
@@ -129,5 +142,7 @@ fn a_rounded_type_is_another_configuration() {
     let bench = Bench::new();
     bench.measure("--dtype bfloat16 --save-baseline a");
     assert_eq!(bench.json("a/forward.json")["configuration"]["dtype"], "bfloat16");
-    bench.run(&format!("{QUICK} --case d=2*1@32 --baseline a")).refused(2, &["dtype", "--allow-mismatch dtype"]);
+    bench
+        .run(&format!("{QUICK} --case d=2*1@32 --baseline a"))
+        .refused(2, &["dtype", "--allow-mismatch dtype"]);
 }

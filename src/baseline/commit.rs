@@ -14,7 +14,8 @@ fn git(arguments: &[&str]) -> Option<String> {
 
 /// The commit that `revision` names, as 12 hexadecimal digits.
 fn abbreviate(revision: &str) -> Option<String> {
-    let hash = git(&["rev-parse", "--verify", "--quiet", "--end-of-options", &format!("{revision}^{{commit}}")])?;
+    let hash =
+        git(&["rev-parse", "--verify", "--quiet", "--end-of-options", &format!("{revision}^{{commit}}")])?;
     hash.get(..DIGITS).map(str::to_owned)
 }
 
@@ -62,8 +63,7 @@ pub fn name_to_read(name: &str, store: &Store) -> Result<String, BaselineError> 
     let commit = |saved: &&String| {
         saved.get(..DIGITS).is_some_and(|head| head.bytes().all(|byte| byte.is_ascii_hexdigit()))
     };
-    let fits: Vec<&String> =
-        names.iter().filter(|saved| saved.starts_with(name)).filter(commit).collect();
+    let fits: Vec<&String> = names.iter().filter(|saved| saved.starts_with(name)).filter(commit).collect();
     match fits.as_slice() {
         [] => Ok(name.to_owned()),
         [one] => Ok((*one).clone()),

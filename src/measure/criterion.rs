@@ -91,7 +91,8 @@ impl Sampling {
     #[must_use]
     pub fn of(replays: u64, sample_size: usize, warm_up: Duration, wall: Duration) -> Self {
         let a_sample = replays.div_ceil(sample_size as u64).max(2);
-        let measurement = wall.max(Duration::from_nanos(1)).mul_f64((a_sample as f64 - 0.5) * sample_size as f64);
+        let measurement =
+            wall.max(Duration::from_nanos(1)).mul_f64((a_sample as f64 - 0.5) * sample_size as f64);
         Self { sample_size, warm_up, measurement }
     }
 }

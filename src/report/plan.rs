@@ -49,7 +49,7 @@ impl PlanRow {
 
 /// Attention alone reads KV; every other operation reads weights.
 fn is_attention(op: &OpRow) -> bool {
-    op.op == "attention"
+    op.op.ends_with("attention")
 }
 
 /// Writes the table: one row a case.
@@ -57,9 +57,8 @@ fn is_attention(op: &OpRow) -> bool {
 /// # Errors
 /// If the writer fails.
 pub fn write_table(out: &mut impl Write, rows: &[PlanRow]) -> io::Result<()> {
-    let header = [
-        "id", "requests", "tokens", "KV blocks", "bytes", "weights", "KV", "FLOPs", "linear", "attention",
-    ];
+    let header =
+        ["id", "requests", "tokens", "KV blocks", "bytes", "weights", "KV", "FLOPs", "linear", "attention"];
     let mut table: Vec<Vec<String>> = vec![header.map(str::to_owned).to_vec()];
     table.extend(rows.iter().map(cells));
     let width = |column: usize| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
@@ -69,9 +68,11 @@ pub fn write_table(out: &mut impl Write, rows: &[PlanRow]) -> io::Result<()> {
             .iter()
             .zip(&widths)
             .enumerate()
-            .map(|(column, (cell, &width))| {
-                if column < 2 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-            })
+            .map(
+                |(column, (cell, &width))| {
+                    if column < 2 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+                },
+            )
             .collect();
         writeln!(out, "{}", cells.join("  ").trim_end())?;
     }

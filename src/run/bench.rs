@@ -65,15 +65,8 @@ pub fn load(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure
 pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure> {
     let baselines = Baselines::of(cli, store);
     baselines.require(selected)?;
-    let mut bench = Bench {
-        cli,
-        store,
-        baselines,
-        loaded: None,
-        commit: commit::head(),
-        results: Vec::new(),
-        status: 0,
-    };
+    let mut bench =
+        Bench { cli, store, baselines, loaded: None, commit: commit::head(), results: Vec::new(), status: 0 };
     bench.refuse_mismatches(selected)?;
     let mut harness = Harness::from_process_arguments();
     for_each_group(&mut harness, selected, |group, entry| bench.case(group, entry))?;
@@ -155,7 +148,7 @@ impl Bench<'_> {
         }
         for entry in selected {
             let plan = device::Plan::of(self.cli, entry)?;
-            let configuration = device::configuration(self.cli, entry, &plan)?;
+            let configuration = device::configuration(self.cli, entry, &plan);
             self.baselines.refuse_mismatch(entry, &configuration)?;
         }
         Ok(())
@@ -180,11 +173,14 @@ impl Bench<'_> {
             Some(loaded) if loaded.fits(entry) => loaded,
             other => {
                 drop(other); // two models at once may not fit
-                Loaded::load(self.cli, entry, &plan)?
+                Loaded::load(self.cli, &entry.model, plan.model.clone())?
             }
         };
-        let configuration = device::configuration(self.cli, entry, &plan)?;
-        let outcome = self.on_device(group, entry, &plan, &mut loaded, &configuration);
+        let outcome = loaded.batch(self.cli, entry, &plan).and_then(|batch| {
+            let driver = loaded.info().driver.clone();
+            loaded
+                .with_capture(&batch, |capture| self.on_device(group, entry, &plan, &batch, capture, driver))
+        });
         self.loaded = Some(loaded);
         outcome
     }
@@ -194,33 +190,29 @@ impl Bench<'_> {
         group: &mut Group<'_>,
         entry: &Entry,
         plan: &device::Plan,
-        loaded: &mut Loaded,
-        configuration: &Configuration,
+        batch: &Batch,
+        capture: &mut dyn Capture,
+        driver: Option<String>,
     ) -> Result<(), Failure> {
-        let batch = loaded.batch(self.cli, entry, plan)?;
-        let driver = loaded.driver();
-        let mut protocol = loaded.protocol();
-        if self.cli.mode() == Mode::Test {
-            protocol = protocol.without_warm_up();
-        }
-        let spread_limit = loaded.spread_limit_pct();
-        let mut capture = loaded.capture(&batch)?;
+        let measures = self.cli.mode() == Mode::Measure;
+        let protocol = device::protocol();
+        let protocol = if measures { protocol } else { protocol.without_warm_up() };
         let preparing = Progress::start(format!("{}: checking and warming up", entry.id));
-        let prepared = measure::prepare(&mut *capture, &protocol).map_err(|error| Failure::case(error.to_string()))?;
+        let prepared =
+            measure::prepare(capture, &protocol).map_err(|error| Failure::case(error.to_string()))?;
         drop(preparing);
-        if self.cli.mode() != Mode::Measure {
-            self.run_once(group, entry, &batch, &mut *capture)?;
-            return Ok(());
+        if !measures {
+            return self.run_once(group, entry, batch, capture);
         }
         if !prepared.steady {
             eprintln!("warning: {}: times still drifted when the warm-up ended", entry.id);
         }
-        let old = self.baselines.before(entry, configuration)?;
-        let measured = self.measure(group, entry, &batch, &mut *capture, prepared)?;
-        drop(capture);
-        self.save(entry, configuration, driver, &measured)?;
-        self.tell(entry, &batch, &measured, spread_limit, old.as_ref());
-        self.results.push(self.result(entry, &plan.case, &batch, configuration, measured));
+        let configuration = device::configuration(self.cli, entry, plan);
+        let old = self.baselines.before(entry, &configuration)?;
+        let measured = self.measure(group, entry, batch, capture, prepared)?;
+        self.save(entry, &configuration, driver, &measured)?;
+        self.tell(entry, batch, &measured, old.as_ref());
+        self.results.push(self.result(entry, &plan.case, batch, configuration, measured));
         Ok(())
     }
 
@@ -265,8 +257,7 @@ impl Bench<'_> {
 
     fn sampling(&self, replays: u64, wall: Duration) -> Sampling {
         let flags = &self.cli.criterion;
-        let sample_size =
-            flags.sample_size.unwrap_or_else(|| MIN_SAMPLE_SIZE.max(self.cli.samples as usize));
+        let sample_size = flags.sample_size.unwrap_or_else(|| MIN_SAMPLE_SIZE.max(self.cli.samples as usize));
         let warm_up = Duration::from_secs_f64(flags.warm_up_time.unwrap_or(0.5));
         let sampling = Sampling::of(replays, sample_size, warm_up, wall);
         match flags.measurement_time {
@@ -325,7 +316,8 @@ impl Bench<'_> {
     }
 
     /// The lines under Criterion's.
-    fn tell(&mut self, entry: &Entry, batch: &Batch, measured: &Measured, limit: f64, old: Option<&Sidecar>) {
+    fn tell(&mut self, entry: &Entry, batch: &Batch, measured: &Measured, old: Option<&Sidecar>) {
+        let limit = device::spread_limit_pct();
         let latency = &measured.latency;
         let rate = tokens_per_second(batch, latency);
         eprintln!(
@@ -348,7 +340,7 @@ impl Bench<'_> {
         entry: &Entry,
         case: &Case,
         batch: &Batch,
-        configuration: &Configuration,
+        configuration: Configuration,
         measured: Measured,
     ) -> CaseResult {
         let Measured { replays, latency, checks } = measured;
@@ -358,7 +350,7 @@ impl Bench<'_> {
             median_us: latency.median,
             id: entry.id.clone(),
             tokens_per_second: tokens_per_second(batch, &latency),
-            configuration: configuration.clone(),
+            configuration,
             commit: self.commit.clone(),
             date: now(),
             seed: self.cli.seed,

@@ -63,7 +63,11 @@ impl<'a> Baselines<'a> {
     }
 
     /// The first field that differs and is not allowed to.
-    fn mismatch(&self, configuration: &Configuration, old: Option<&Sidecar>) -> Option<(&'static str, String)> {
+    fn mismatch(
+        &self,
+        configuration: &Configuration,
+        old: Option<&Sidecar>,
+    ) -> Option<(&'static str, String)> {
         let differences = match old {
             Some(old) => configuration.differences(&old.configuration),
             None => FIELDS.map(|field| (field, format!("it has no {SIDECAR}"))).to_vec(),
@@ -110,7 +114,8 @@ impl<'a> Baselines<'a> {
         let Some(old) = old else { return false };
         let change = (median_us / old.median_us - 1.0) * 100.0;
         let (name, _) = self.cli.compared_baseline();
-        let commit = old.commit.as_deref().map_or("no commit".to_owned(), |commit| format!("commit {commit}"));
+        let commit =
+            old.commit.as_deref().map_or("no commit".to_owned(), |commit| format!("commit {commit}"));
         eprintln!(
             "{}: compared with baseline {name} ({commit}, {}): median {:.1} µs, now {change:+.2} %",
             entry.id, old.date, old.median_us

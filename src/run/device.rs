@@ -1,18 +1,22 @@
 //! Opening a device for a model, and everything of a case that depends on both.
 
+use std::path::Path;
+
 use serde_json::json;
 
 use super::progress::Progress;
 use super::suite::Entry;
 use super::{Failure, refuse};
-use crate::backend::cpu::{self, CpuDevice};
-use crate::backend::{BackendError, Capture, Device, DeviceInfo, Dtype, Forward, Ops, Weights};
+use crate::backend::cpu::{self, CpuDevice, CpuOptions};
+use crate::backend::{BackendError, Capture, Device, DeviceInfo, Dtype, Ops, Weights};
 use crate::baseline::Configuration;
 use crate::batch::{Batch, BatchPlan, Limits};
 use crate::case::Case;
 use crate::cli::{Cli, DtypeArg, LoadFormat};
 use crate::measure::Protocol;
-use crate::model::{Model, ModelConfig};
+use crate::model::cost::{self, ElementBytes, OpCost};
+use crate::model::{Checkpoint, Model, ModelConfig};
+use crate::units::Bytes;
 
 /// The model where neither the command line nor a file names one.
 pub fn default_model(_cli: &Cli) -> &'static str {
@@ -23,6 +27,15 @@ pub fn default_model(_cli: &Cli) -> &'static str {
 pub fn default_folder(_cli: &Cli) -> &'static str {
     "shapes/cpu"
 }
+
+/// The CPU backend holds everything in float32.
+const ELEMENT: ElementBytes = ElementBytes { weight: 4, kv: 4 };
+
+/// Steady replays on a shared processor agree to this.
+const STEADY: f64 = 0.05;
+
+/// Samples' medians that spread by more than this, in percent, are warned about.
+const SPREAD_LIMIT_PCT: f64 = 5.0;
 
 /// A case on its model, as far as it is known without a device.
 pub struct Plan {
@@ -39,15 +52,15 @@ pub struct Plan {
 impl Plan {
     /// Decides everything that `entry` leaves open.
     pub fn of(cli: &Cli, entry: &Entry) -> Result<Self, Failure> {
-        let config = config(cli, &entry.model)?;
+        let config = ModelConfig::resolve(&entry.model, cli.hf_overrides.as_deref())
+            .map_err(|error| Failure::usage(error.to_string()))?;
         if let Some(routing) = entry.routing.as_deref().filter(|routing| *routing != "auto") {
             return Err(Failure::usage(format!(
                 "--routing {routing}: {} has no experts to route to; leave the routing out",
                 entry.model
             )));
         }
-        let max_model_len = cli.max_model_len.unwrap_or(config.max_position_embeddings);
-        warn_of_length(cli, &config);
+        let max_model_len = max_model_len(cli, &config);
         let in_case = |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", entry.id));
         let case = entry
             .asked
@@ -58,28 +71,146 @@ impl Plan {
         Ok(Self { case, model, batch, max_model_len })
     }
 
-    /// Bytes and FLOPs by operation, as the backend that would run it stores weights and KV.
-    pub fn costs(&self, _cli: &Cli) -> Vec<OpCost> {
-        cost::of_case(&self.model.config, &self.case, ELEMENT_BYTES)
+    /// Bytes and FLOPs by operation.
+    pub fn costs(&self) -> Vec<OpCost> {
+        cost::costs(&self.model.config, &self.case.requests, ELEMENT)
     }
 }
 
-/// The CPU backend stores everything in float32.
-const ELEMENT_BYTES: u64 = 4;
-
-/// Says once a process that requests may be longer than the model was made for.
-fn warn_of_length(cli: &Cli, config: &ModelConfig) {
+/// Positions that a request may reach; says once a process if that is more than the model was made for.
+fn max_model_len(cli: &Cli, config: &ModelConfig) -> u32 {
     static SAID: std::sync::Once = std::sync::Once::new();
-    let Some(length) = cli.max_model_len.filter(|length| *length > config.max_position_embeddings) else { return };
-    SAID.call_once(|| {
-        eprintln!(
-            "warning: --max-model-len {length}: the model's own limit is {}",
-            config.max_position_embeddings
-        );
-    });
+    let own = config.max_position_embeddings;
+    let length = cli.max_model_len.unwrap_or(own);
+    if length > own {
+        SAID.call_once(|| {
+            eprintln!("warning: --max-model-len {length}: {}'s own limit is {own}", config.name)
+        });
+    }
+    length
 }
 
-/// A model's configuration after overrides.
-pub fn config(cli: &Cli, model: &str) -> Result<ModelConfig, Failure> {
-    ModelConfig::resolve(model, cli.hf_overrides.as_deref()).map_err(|error| Failure::usage(error.to_string()))
+/// The type that weights and KV are rounded to.
+fn dtype(cli: &Cli) -> Dtype {
+    match cli.dtype {
+        DtypeArg::Auto | DtypeArg::Float32 => Dtype::Float32,
+        DtypeArg::Bfloat16 => Dtype::Bfloat16,
+        DtypeArg::Float16 => Dtype::Float16,
+    }
+}
+
+/// What a case is measured on, as far as comparisons care.
+pub fn configuration(cli: &Cli, entry: &Entry, plan: &Plan) -> Configuration {
+    let info = cpu::info();
+    let dtype = json!(dtype(cli));
+    Configuration {
+        backend: info.backend,
+        device: format!("{}, {} threads", info.name, info.units),
+        dtype: dtype.as_str().unwrap_or_default().to_owned(),
+        model: json!({ "config": plan.model.config.json, "load_format": cli.load_format }),
+        layout: json!({
+            "tensor_parallel_size": 1, "data_parallel_size": 1, "pipeline_parallel_size": 1,
+            "enable_expert_parallel": false, "block_size": cli.block_size,
+        }),
+        draws: json!({
+            "requests": plan.case.requests.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "kv_init": cli.kv_init,
+            "num_speculative_tokens": entry.num_speculative_tokens,
+        }),
+    }
+}
+
+/// A device that holds a model.
+pub struct Loaded {
+    name: String,
+    model: Model,
+    device: Box<dyn Device>,
+}
+
+impl Loaded {
+    /// Opens the device and gives it the entry's model.
+    pub fn load(cli: &Cli, model_name: &str, model: Model) -> Result<Self, Failure> {
+        let _progress = Progress::start(format!("{model_name}: loading weights"));
+        let kv_bytes =
+            refuse::bytes("--kv-cache-memory-bytes", &cli.kv_cache_memory_bytes).map_err(Failure::usage)?;
+        let options = CpuOptions {
+            kv_bytes: Bytes(u128::from(kv_bytes)),
+            dtype: dtype(cli),
+            kv_init: cli.kv_init,
+            seed: cli.seed,
+            threads: None,
+        };
+        let device = match cli.load_format {
+            LoadFormat::Dummy => CpuDevice::new(&model.spec, &Weights::Dummy { seed: cli.seed }, &options),
+            LoadFormat::Safetensors => Checkpoint::open(Path::new(model_name), &model.spec)
+                .and_then(|checkpoint| CpuDevice::new(&model.spec, &Weights::Read(&checkpoint), &options)),
+        };
+        let device = Box::new(device.map_err(|error| failure(&error))?);
+        Ok(Self { name: model_name.to_owned(), model, device })
+    }
+
+    /// Whether this is the entry's model.
+    pub fn fits(&self, entry: &Entry) -> bool {
+        self.name == entry.model
+    }
+
+    /// What the device is.
+    pub fn info(&self) -> &DeviceInfo {
+        self.device.info()
+    }
+
+    /// The device, and the model that it holds.
+    pub fn parts(&mut self) -> (&Model, &mut dyn Device) {
+        (&self.model, &mut *self.device)
+    }
+
+    /// The exact batch of a case, checked against what was asked for.
+    pub fn batch(&self, cli: &Cli, entry: &Entry, plan: &Plan) -> Result<Batch, Failure> {
+        let limits = Limits {
+            num_kv_blocks: self.device.num_kv_blocks(),
+            max_num_batched_tokens: cli.max_num_batched_tokens,
+            max_num_seqs: cli.max_num_seqs,
+            max_model_len: plan.max_model_len,
+            num_speculative_tokens: entry.num_speculative_tokens,
+        };
+        let vocabulary = u32::try_from(plan.model.config.vocab_size).unwrap_or(u32::MAX);
+        let batch = Batch::build(&plan.batch, &limits, cli.seed, vocabulary)
+            .map_err(|error| Failure::case(error.to_string()))?;
+        batch
+            .check(&plan.case, &plan.model.spec.kv_groups, 0)
+            .map_err(|error| Failure::case(error.to_string()))?;
+        Ok(batch)
+    }
+
+    /// Makes the batch's step ready, on fresh KV contents, and hands it to `use_it`.
+    pub fn with_capture<T>(
+        &mut self,
+        batch: &Batch,
+        use_it: impl FnOnce(&mut dyn Capture) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let Self { model, device, .. } = self;
+        let forward = |ops: &mut dyn Ops| model.forward(ops);
+        let failed = |error: BackendError| Failure::case(error.to_string());
+        device.init_kv(batch).map_err(failed)?;
+        let mut capture = device.capture(batch, &forward).map_err(failed)?;
+        use_it(&mut *capture)
+    }
+}
+
+/// A device that cannot be had for lack of memory fails the case; anything else is bad usage.
+fn failure(error: &BackendError) -> Failure {
+    match error {
+        BackendError::Weights(_) | BackendError::Unsupported(_) => Failure::usage(error.to_string()),
+        _ => Failure::case(error.to_string()),
+    }
+}
+
+/// What a measurement must satisfy.
+pub fn protocol() -> Protocol {
+    Protocol::own_models(STEADY)
+}
+
+/// See [`SPREAD_LIMIT_PCT`].
+pub fn spread_limit_pct() -> f64 {
+    SPREAD_LIMIT_PCT
 }

@@ -16,7 +16,10 @@ const HANDED_OVER: &str = "FORWARD_BENCH_HANDED_OVER";
 pub fn arguments() -> Result<Vec<String>, Failure> {
     let text = |argument: std::ffi::OsString| {
         argument.into_string().map_err(|bytes| {
-            Failure::usage(format!("argument {:?}: it is not UTF-8; write it in UTF-8", bytes.to_string_lossy()))
+            Failure::usage(format!(
+                "argument {:?}: it is not UTF-8; write it in UTF-8",
+                bytes.to_string_lossy()
+            ))
         })
     };
     std::env::args_os().map(text).collect()
@@ -27,7 +30,8 @@ pub fn received() -> Option<Result<Cli, Failure>> {
     let text = std::env::var(HANDED_OVER).ok()?;
     // SAFETY: called first thing in main, before any thread exists that could read the environment meanwhile.
     unsafe { std::env::remove_var(HANDED_OVER) };
-    let broken = |error| Failure::usage(format!("{HANDED_OVER}: {error}; this variable is not meant to be set"));
+    let broken =
+        |error| Failure::usage(format!("{HANDED_OVER}: {error}; this variable is not meant to be set"));
     Some(serde_json::from_str(&text).map_err(broken))
 }
 
@@ -73,7 +77,8 @@ fn target_folder() -> Option<PathBuf> {
         return Some(folder.into());
     }
     let cargo = std::env::var_os("CARGO")?;
-    let output = Command::new(cargo).args(["metadata", "--format-version", "1", "--no-deps"]).output().ok()?;
+    let output =
+        Command::new(cargo).args(["metadata", "--format-version", "1", "--no-deps"]).output().ok()?;
     Some(serde_json::from_slice::<Metadata>(&output.stdout).ok()?.target_directory)
 }
 

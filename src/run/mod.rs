@@ -74,7 +74,7 @@ pub fn main() -> ExitCode {
 /// Everything that needs no device; ends by replacing the process, unless there is nothing to measure.
 fn first_stage() -> Result<u8, Failure> {
     let mut cli = Cli::from_command_line(handover::arguments()?.into_iter());
-    refuse::check_values(&cli)?;
+    refuse::check_values(&cli).map_err(Failure::usage)?;
     if let Some(expected) = &cli.verify {
         return verify::run(&cli, expected);
     }
@@ -109,7 +109,9 @@ fn name_baselines(cli: &mut Cli, store: &Store) -> Result<(), Failure> {
         *name = commit::name_to_save(name)?;
         check_name(name)?;
     }
-    for name in [&mut flags.baseline, &mut flags.baseline_lenient, &mut flags.load_baseline].into_iter().flatten() {
+    for name in
+        [&mut flags.baseline, &mut flags.baseline_lenient, &mut flags.load_baseline].into_iter().flatten()
+    {
         *name = commit::name_to_read(name, store)?;
         check_name(name)?;
     }

@@ -18,14 +18,17 @@ pub fn print(cli: &Cli, selected: &[&Entry], format: PlanFormat) -> Result<u8, F
     };
     match written.and_then(|()| out.flush()) {
         // A reader such as `head` may have seen enough.
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::usage(format!("stdout: {error}"))),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::usage(format!("stdout: {error}")))
+        }
         _ => Ok(0),
     }
 }
 
 fn row(cli: &Cli, entry: &Entry) -> Result<PlanRow, Failure> {
     let plan = device::Plan::of(cli, entry)?;
-    let ops = plan.costs(cli).into_iter().map(|cost| OpRow { op: cost.op, bytes: cost.bytes, flops: cost.flops });
+    let ops =
+        plan.costs().into_iter().map(|cost| OpRow { op: cost.op, bytes: cost.bytes, flops: cost.flops });
     Ok(PlanRow {
         id: entry.id.clone(),
         name: plan.case.name.clone(),

@@ -90,10 +90,8 @@ fn check_criterion(flags: &CriterionArgs) -> Result<(), String> {
             return Err(format!("--noise-threshold {noise}: a number above 0 is needed"));
         }
     }
-    let levels = [
-        ("--confidence-level", flags.confidence_level),
-        ("--significance-level", flags.significance_level),
-    ];
+    let levels =
+        [("--confidence-level", flags.confidence_level), ("--significance-level", flags.significance_level)];
     for (flag, value) in levels {
         if let Some(value) = value {
             if !(value > 0.0 && value < 1.0) {
@@ -108,7 +106,10 @@ fn check_criterion(flags: &CriterionArgs) -> Result<(), String> {
 }
 
 fn gnuplot_is_there() -> bool {
-    std::process::Command::new("gnuplot").arg("--version").output().is_ok_and(|output| output.status.success())
+    std::process::Command::new("gnuplot")
+        .arg("--version")
+        .output()
+        .is_ok_and(|output| output.status.success())
 }
 
 /// A size in bytes, with an optional suffix K, M or G for powers of 1024.

@@ -58,7 +58,8 @@ impl Suite {
             entries.extend(file.cases.iter().map(|case| entry(cli, Some(&file), case, default_model)));
         }
         for text in &cli.case {
-            let case: Case = text.parse().map_err(|error| Failure::usage(format!("--case {text:?}: {error}")))?;
+            let case: Case =
+                text.parse().map_err(|error| Failure::usage(format!("--case {text:?}: {error}")))?;
             entries.push(entry(cli, None, &case, default_model));
         }
         Ok(Self { entries })
@@ -83,7 +84,9 @@ impl Suite {
         }
         let filter = cli.filter.as_deref();
         let regex = match filter {
-            Some(text) if !cli.criterion.exact => Some(Regex::new(text).map_err(|error| bad_regex(text, &error))?),
+            Some(text) if !cli.criterion.exact => {
+                Some(Regex::new(text).map_err(|error| bad_regex(text, &error))?)
+            }
             _ => None,
         };
         let matches = |id: &str| match (&regex, filter) {
@@ -130,11 +133,8 @@ fn shape_files(cli: &Cli, default_folder: &str) -> Result<Vec<ShapeFile>, Failur
         (true, true) => vec![find_folder(default_folder)?],
     };
     let files = shapes::load_all(&paths).map_err(|error| Failure::usage(error.to_string()))?;
-    if let Some(file) = files.iter().find(|file| !cli.case.is_empty() && file.group == CASE_GROUP) {
-        return Err(Failure::usage(format!(
-            "{}: its group {CASE_GROUP:?} is that of --case; rename the file",
-            file.path.display()
-        )));
+    if !cli.case.is_empty() {
+        shapes::refuse_case_group(&files).map_err(|error| Failure::usage(error.to_string()))?;
     }
     Ok(files)
 }
@@ -143,7 +143,8 @@ fn shape_files(cli: &Cli, default_folder: &str) -> Result<Vec<ShapeFile>, Failur
 fn find_folder(default_folder: &str) -> Result<PathBuf, Failure> {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let roots = [package, Some(PathBuf::from(".")), Some(PathBuf::from(env!("CARGO_MANIFEST_DIR")))];
-    let found = roots.into_iter().flatten().map(|root| root.join(default_folder)).find(|folder| folder.is_dir());
+    let found =
+        roots.into_iter().flatten().map(|root| root.join(default_folder)).find(|folder| folder.is_dir());
     found.map(|folder| folder.strip_prefix(".").map(Path::to_owned).unwrap_or(folder)).ok_or_else(|| {
         Failure::usage(format!(
             "no folder {default_folder} here; start this in the project's folder, or name shape files by --shapes"
@@ -178,6 +179,7 @@ fn entry(cli: &Cli, file: Option<&ShapeFile>, case: &Case, default_model: &str) 
 /// A preset's name, or a folder's base name.
 fn short_name(model: &str) -> String {
     let path = Path::new(model);
-    let resolved = if path.is_dir() { path.canonicalize().unwrap_or_else(|_| path.to_owned()) } else { path.to_owned() };
+    let resolved =
+        if path.is_dir() { path.canonicalize().unwrap_or_else(|_| path.to_owned()) } else { path.to_owned() };
     resolved.file_name().map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
 }

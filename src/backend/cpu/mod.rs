@@ -77,12 +77,7 @@ impl CpuDevice {
             let load = |(id, weight)| load(id, weight, weights, rounding);
             spec.weights.par_iter().enumerate().map(load).collect::<Result<Vec<_>, _>>()
         })?;
-        let info = DeviceInfo {
-            backend: "cpu".into(),
-            name: processor_name(),
-            driver: None,
-            units: pool.current_num_threads(),
-        };
+        let info = DeviceInfo { units: pool.current_num_threads(), ..info() };
         Ok(Self { spec: spec.clone(), weights, kv, pool, isa: Isa::detect(), rounding, info })
     }
 }
@@ -111,6 +106,13 @@ fn load(
         buffer.par_chunks_mut(1 << 16).for_each(|values| values.iter_mut().for_each(|v| *v = round(*v)));
     }
     Ok(buffer)
+}
+
+/// What the processor is, with one thread for each core.
+#[must_use]
+pub fn info() -> DeviceInfo {
+    let units = rayon::current_num_threads();
+    DeviceInfo { backend: "cpu".into(), name: processor_name(), driver: None, units }
 }
 
 /// The processor's model where the system tells (Linux), else its architecture.
