@@ -8,6 +8,7 @@ pub mod cpu;
 #[cfg(feature = "cuda-api")]
 pub mod cuda;
 pub mod dummy;
+mod tape;
 
 use crate::batch::{Batch, KvGroup};
 use crate::units::{Bytes, Nanos};

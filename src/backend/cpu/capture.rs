@@ -6,7 +6,7 @@ use rayon::ThreadPool;
 
 use super::kv::Saved;
 use super::step::Step;
-use super::tape::{Checked, Op};
+use crate::backend::tape::{Checked, Op};
 use crate::backend::{Act, BackendError, Capture, Forward, Replay, StepSpec};
 use crate::units::{Bytes, Nanos};
 

@@ -15,7 +15,6 @@ mod memory;
 mod round;
 mod shared;
 mod step;
-mod tape;
 mod tile;
 
 use rayon::prelude::*;

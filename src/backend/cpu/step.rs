@@ -7,7 +7,7 @@ use super::kv::KvPool;
 use super::linear;
 use super::memory::{self, Buffer};
 use super::round::Rounding;
-use super::tape::Op;
+use crate::backend::tape::Op;
 use crate::backend::{Act, Attention, BackendError, StepSpec, WeightId};
 use crate::batch::Batch;
 use crate::units::Bytes;

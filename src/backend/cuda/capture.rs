@@ -7,6 +7,7 @@ use super::step::{Launch, Prepare, Step};
 use super::timed::{L2, Timed};
 use super::tune::Tuner;
 use super::weights::from_bits;
+use crate::backend::tape::Checked;
 use crate::backend::{Act, BackendError, Capture, Forward, Replay};
 use crate::batch::Batch;
 use crate::units::Bytes;
@@ -61,6 +62,7 @@ impl<'a> CudaCapture<'a> {
     fn prepare(&mut self) -> Result<(), BackendError> {
         if !self.prepared {
             let Self { parts, step, batch, tuner, .. } = self;
+            (self.forward)(&mut Checked { spec: &parts.spec, then: |_| Ok(()) })?;
             (self.forward)(&mut Prepare { parts, step, batch, tuner })?;
             parts.kernels.gpu.synchronize()?;
             self.prepared = true;

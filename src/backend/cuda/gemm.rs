@@ -25,6 +25,9 @@ const WORKSPACE: usize = 64 << 20;
 /// The kernel for few rows serves up to so many.
 pub(super) const GEMV_ROWS: usize = 16;
 
+/// cuBLAS's CUBLAS_OP_T, which this library's bindings leave out.
+const TRANSPOSED: i32 = 1;
+
 /// Columns of the result that a block of that kernel makes.
 const GEMV_TILE: usize = 16;
 
@@ -224,7 +227,7 @@ impl Plan {
     fn new(shape: Shape, dtype: Dtype) -> Result<Self, BackendError> {
         let kind = if dtype == Dtype::Float16 { sys::cudaDataType::CUDA_R_16F } else { sys::cudaDataType::CUDA_R_16BF };
         let desc = Desc::new()?;
-        let transposed = sys::cublasOperation_t::CUBLAS_OP_T as i32;
+        let transposed = TRANSPOSED;
         desc.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, &transposed)?;
         if shape.bias {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;

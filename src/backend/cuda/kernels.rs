@@ -63,13 +63,16 @@ impl Grid {
     }
 }
 
+/// A file and the defines that it was compiled under.
+type ModuleKey = (File, Vec<String>);
+
 /// The modules of one GPU and element type. Functions live as long as this does.
 pub(super) struct Kernels {
     pub gpu: Arc<Gpu>,
     compiler: Compiler,
     dtype: Dtype,
-    modules: RefCell<HashMap<(File, Vec<String>), sys::CUmodule>>,
-    functions: RefCell<HashMap<(File, Vec<String>, &'static str), Function>>,
+    modules: RefCell<HashMap<ModuleKey, sys::CUmodule>>,
+    functions: RefCell<HashMap<(ModuleKey, &'static str), Function>>,
     /// Whether the next launch may overlap the end of the kernel before it.
     overlap: Cell<bool>,
 }
@@ -99,11 +102,11 @@ impl Kernels {
         kernel: &'static str,
     ) -> Result<Function, BackendError> {
         let defines: Vec<String> = defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let key = (file, defines, kernel);
+        let key = ((file, defines), kernel);
         if let Some(function) = self.functions.borrow().get(&key) {
             return Ok(*function);
         }
-        let module = self.module(file, &key.1)?;
+        let module = self.module(&key.0)?;
         let name = CString::new(kernel).unwrap_or_default();
         // SAFETY: the module is loaded, and stays so until `self` is dropped.
         let function = unsafe { result::module::get_function(module, name) }.map_err(driver(kernel))?;
@@ -112,19 +115,19 @@ impl Kernels {
         Ok(function)
     }
 
-    fn module(&self, file: File, defines: &[String]) -> Result<sys::CUmodule, BackendError> {
-        let key = (file, defines.to_vec());
-        if let Some(module) = self.modules.borrow().get(&key) {
+    fn module(&self, key: &ModuleKey) -> Result<sys::CUmodule, BackendError> {
+        if let Some(module) = self.modules.borrow().get(key) {
             return Ok(*module);
         }
+        let (file, defines) = key;
         let mut all = vec![dtype_define(self.dtype).to_owned()];
         all.extend_from_slice(defines);
-        let cubin = self.compiler.cubin(file, &all)?;
+        let cubin = self.compiler.cubin(*file, &all)?;
         self.gpu.bind()?;
         // SAFETY: a whole cubin, made by NVRTC for this architecture; the driver copies it.
         let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
             .map_err(driver(&format!("loading kernels/{}.cu", file.name())))?;
-        self.modules.borrow_mut().insert(key, module);
+        self.modules.borrow_mut().insert(key.clone(), module);
         Ok(module)
     }
 

@@ -177,7 +177,7 @@ mod tests {
         let batch = batch(&[(1, 8192)]);
         let plan = decode(&batch, &[0], Heads { kv_heads: 8, group: 4, window: None }, 16, 264);
         let share = |pair: &[i32]| -> i32 {
-            plan.items[pair[0] as usize..pair[1] as usize].iter().map(|i| (i[5] - i[4]).div_ceil(64)).sum()
+            plan.items[pair[0] as usize..pair[1] as usize].iter().map(|i| (i[5] - i[4] + 63) / 64).sum()
         };
         let shares: Vec<i32> = plan.block_items.windows(2).map(share).collect();
         assert_eq!(shares.len(), 264);

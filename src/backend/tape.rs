@@ -4,7 +4,7 @@ use crate::backend::{Act, Attention, BackendError, Ops, StepSpec, WeightId};
 
 /// One call of [`Ops`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Op {
+pub(in crate::backend) enum Op {
     EmbedGather { table: WeightId, out: Act },
     AddRmsnorm { delta: Option<Act>, residual: Act, weight: WeightId, eps: f32, out: Act },
     Linear { x: Act, weight: WeightId, bias: Option<WeightId>, out: Act },
@@ -14,7 +14,7 @@ pub(super) enum Op {
 }
 
 /// Checks each operation against the model and hands it on.
-pub(super) struct Checked<'a, F> {
+pub(in crate::backend) struct Checked<'a, F> {
     pub spec: &'a StepSpec,
     pub then: F,
 }
