@@ -3,6 +3,8 @@
 //! A general matrix product repacks the weights on every call, which at a few rows costs more than the product itself. Here
 //! each weight is read once, straight from where it lies, and used for up to four rows of `x` at a time.
 
+#![allow(clippy::needless_range_loop, reason = "indices run over several arrays of registers at a time")]
+
 use super::isa::{fma, sum, vectorised};
 use super::shared::Shared;
 

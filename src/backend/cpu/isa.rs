@@ -99,7 +99,7 @@ pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     let clamped = if x > 88.0 { 88.0 } else { x };
     let shifted = fma::<FMA>(clamped, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = fma::<FMA>(n, -0.693_359_375, clamped);
+    let r = fma::<FMA>(n, -0.693_359_4, clamped);
     let r = fma::<FMA>(n, 2.121_944_4e-4, r);
     let mut p = fma::<FMA>(1.987_569_1e-4, r, 1.398_199_9e-3);
     p = fma::<FMA>(p, r, 8.333_452e-3);

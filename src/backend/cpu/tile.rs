@@ -3,6 +3,8 @@
 //! The scores of 64 positions at a time go through a running softmax (Milakov and Gimelshein, "Online normalizer
 //! calculation for softmax", 2018), so no row of scores is ever whole.
 
+#![allow(clippy::needless_range_loop, reason = "indices run over several arrays of registers at a time")]
+
 use super::dots::{Rows, Target, dots_body};
 use super::isa::{exp, fma, sum, vectorised};
 use super::shared::Shared;
