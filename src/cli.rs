@@ -11,7 +11,13 @@ const HEADINGS: [&str; 4] = ["Cases", "Model", "Measurement", "Criterion"];
 
 /// Times the forward pass of a language model on exact batch shapes, and compares the times with saved baselines.
 #[derive(Debug, Clone, Parser, Serialize, Deserialize)]
-#[command(name = "cargo bench --", bin_name = "cargo bench --", version, max_term_width = 110)]
+#[command(
+    name = "cargo bench --",
+    bin_name = "cargo bench --",
+    version,
+    max_term_width = 110,
+    args_override_self = true
+)]
 #[command(after_help = AFTER_HELP)]
 pub struct Cli {
     /// Run only benchmarks whose id (GROUP/MODEL/CASE) matches this regular expression; ids write `x` for `*`
