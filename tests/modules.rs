@@ -45,9 +45,11 @@ fn used(text: &str, table: &[(String, BTreeSet<String>)]) -> BTreeSet<String> {
     let mut used = BTreeSet::new();
     for line in code {
         for path in line.split("crate::").skip(1) {
-            let path: String = path.chars().take_while(|c| c.is_alphanumeric() || "_:".contains(*c)).collect();
+            let path: String =
+                path.chars().take_while(|c| c.is_alphanumeric() || "_:".contains(*c)).collect();
             let fits = |module: &&String| path == **module || path.starts_with(&format!("{module}::"));
-            let module = table.iter().map(|(module, _)| module).filter(fits).max_by_key(|module| module.len());
+            let module =
+                table.iter().map(|(module, _)| module).filter(fits).max_by_key(|module| module.len());
             used.extend(module.cloned());
         }
     }
@@ -92,7 +94,9 @@ fn one_module_names_criterion_and_one_names_cudarc() {
             let named = text.lines().any(|line| {
                 let line = line.trim_start();
                 line.starts_with(&format!("use {name}::"))
-                    || (!line.starts_with("//") && line.contains(&format!(" {name}::")) && !line.starts_with("use "))
+                    || (!line.starts_with("//")
+                        && line.contains(&format!(" {name}::"))
+                        && !line.starts_with("use "))
             });
             let allowed = file.strip_prefix(source()).unwrap().starts_with(allowed)
                 || file.strip_prefix(source()).unwrap() == Path::new(&format!("{allowed}.rs"));
