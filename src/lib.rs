@@ -1,4 +1,30 @@
 //! Times the forward pass of a language model on exact batch shapes, as Criterion benchmarks.
+//!
+//! Each shape file is a Criterion group, each case in it a benchmark: an exact batch of requests, whose forward is captured once
+//! and replayed. The measurement is the interval between two events around the forward; Criterion does statistics, baselines
+//! and reports. `benches/forward.rs` is a `main` over [`run::main`].
+//!
+//! A case goes through the modules from top to bottom. Each uses only what its row names, which stands above it; a test
+//! (`tests/modules.rs`) holds this table against the code.
+//!
+//! | module | what it is | uses |
+//! | --- | --- | --- |
+//! | [`units`] | nanoseconds, bytes, FLOPs, tokens | |
+//! | [`stats`] | what replays amount to | units |
+//! | [`case`] | a case, its grammar, its jitter | units |
+//! | [`shapes`] | shape files | case |
+//! | [`batch`] | the exact batch: paged KV, order, check | case, units |
+//! | [`backend`] | what a device must offer: `Ops`, `Device`, `Capture` | batch, units |
+//! | [`backend::cpu`] | the processor | backend, batch, units |
+//! | [`model`] | configuration to layers and weights, and the forward over `Ops` | backend, batch, case, units |
+//! | [`measure`] | the timing protocol | backend, stats, units |
+//! | [`measure::criterion`] | the only place that names criterion | backend, measure, units |
+//! | [`baseline`] | saved baselines, their sidecars, their safety | measure, stats |
+//! | [`report`] | the plan and the results file | baseline, batch, case, measure, stats, units |
+//! | [`cli`] | the command line | backend |
+//! | [`run`] | from the command line to the exit status | everything above |
+//!
+//! A new backend implements the traits of [`backend`] beside [`backend::cpu`]; nothing else moves.
 
 pub mod backend;
 pub mod baseline;

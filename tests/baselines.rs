@@ -7,24 +7,24 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-const TWICE: &str = "--hf-overrides {\"num_hidden_layers\":64}";
+const DEEP: &str = "--hf-overrides {\"num_hidden_layers\":256}";
 
 #[test]
-fn twice_the_layers_are_a_regression() {
+fn many_more_layers_are_a_regression() {
     let bench = Bench::new();
-    bench.measure("--hf-overrides {\"num_hidden_layers\":32} --save-baseline a");
-    let compare = format!("{QUICK} --case d=2*1@32 --baseline a {TWICE}");
+    bench.measure("--hf-overrides {\"num_hidden_layers\":4} --save-baseline a");
+    let compare = format!("{QUICK} --case d=2*1@32 --baseline a {DEEP}");
     bench.run(&compare).refused(
         2,
-        &["baseline a", "model", "num_hidden_layers 32 there, 64 here", "--allow-mismatch model"],
+        &["baseline a", "model", "num_hidden_layers 4 there, 256 here", "--allow-mismatch model"],
     );
-    let run = bench.measure(&format!("--baseline a --allow-mismatch model {TWICE}"));
+    let run = bench.measure(&format!("--baseline a --allow-mismatch model {DEEP}"));
     assert!(run.stdout.contains("Performance has regressed."), "{}", run.stdout);
     assert!(run.stderr.contains("compared with baseline a (commit "), "{}", run.stderr);
     assert!(
         bench.json("a/forward.json")["configuration"]["model"]
             .to_string()
-            .contains("\"num_hidden_layers\":32")
+            .contains("\"num_hidden_layers\":4")
     );
     bench.run(&format!("{compare} --allow-mismatch model --fail-on-regression 20")).expect(1);
     bench.run(&format!("{compare} --allow-mismatch model --fail-on-regression 100000")).expect(0);
@@ -34,12 +34,12 @@ fn twice_the_layers_are_a_regression() {
 fn without_a_name_an_unlike_base_is_set_aside() {
     let bench = Bench::new();
     bench.measure("");
-    let run = bench.measure(TWICE);
+    let run = bench.measure(DEEP);
     assert!(run.stderr.contains("baseline base is set aside"), "{}", run.stderr);
     assert!(run.stderr.contains("another model"), "{}", run.stderr);
     assert!(!run.stdout.contains("change:"), "{}", run.stdout);
     assert!(bench.file("forward-aside-base-1.json").exists());
-    let run = bench.measure("--seed 9 --kv-init zeros --hf-overrides {\"num_hidden_layers\":64}");
+    let run = bench.measure("--seed 9 --kv-init zeros --hf-overrides {\"num_hidden_layers\":256}");
     assert!(run.stderr.contains("another draws"), "{}", run.stderr);
 }
 

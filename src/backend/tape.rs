@@ -48,7 +48,7 @@ impl<F: FnMut(Op) -> Result<(), BackendError>> Checked<'_, F> {
         expect((layer.kv_heads, layer.head_dim) == (a.kv_heads, a.head_dim), || {
             format!("KV layer {} has {} heads of {}", a.kv_layer, layer.kv_heads, layer.head_dim)
         })?;
-        expect(a.kv_heads > 0 && a.q_heads > 0 && a.q_heads % a.kv_heads == 0, || {
+        expect(a.kv_heads > 0 && a.q_heads > 0 && a.q_heads.is_multiple_of(a.kv_heads), || {
             format!("{} query heads over {} key heads", a.q_heads, a.kv_heads)
         })?;
         let width = (a.q_heads + 2 * a.kv_heads) * a.head_dim;

@@ -158,7 +158,7 @@ fn judge(checks: &Checks, protocol: &Protocol) -> Result<(), MeasureError> {
 
 /// Replays until two windows of replays agree, at least and at most as long as the protocol says.
 fn warm_up(capture: &mut dyn Capture, protocol: &Protocol) -> Result<(Duration, bool), MeasureError> {
-    let window = (protocol.min_warm_up / 3).max(Duration::from_millis(1));
+    let window = protocol.min_warm_up / 3;
     let begin = Instant::now();
     let (mut last, mut wall) = window_of_replays(capture, window)?;
     loop {

@@ -138,3 +138,59 @@ fn yarn(
     });
     Ok((frequencies.collect(), attention_factor))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frequencies 0, 7, 15, 20, 25 and 31 of 32, and the factor, as transformers 5.17 computes them in float32.
+    const REFERENCE: [(usize, &str, f32, [f32; 6]); 5] = [
+        (
+            131_072,
+            r#"{"rope_type": "llama3", "rope_theta": 5e5, "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+            "original_max_position_embeddings": 8192}"#,
+            1.0,
+            [1.0, 0.056_669_62, 0.001_371_893_7, 3.428_102_4e-5, 4.411_534_5e-6, 3.767_322_6e-7],
+        ),
+        (
+            131_072,
+            r#"{"rope_type": "yarn", "rope_theta": 1.5e5, "factor": 32, "original_max_position_embeddings": 4096,
+            "truncate": false, "beta_fast": 32.0, "beta_slow": 1.0}"#,
+            1.346_573_6,
+            [1.0, 0.073_744_565, 0.001_052_602_2, 1.818_833_7e-5, 2.825_066_8e-6, 3.023_511_4e-7],
+        ),
+        (
+            163_840,
+            r#"{"rope_type": "yarn", "rope_theta": 1e4, "factor": 40, "original_max_position_embeddings": 4096,
+            "mscale": 0.707, "mscale_all_dim": 1.0, "beta_fast": 16}"#,
+            0.921_042_4,
+            [1.0, 0.133_352_15, 0.009_789_261, 0.000_919_935_3, 1.874_735_4e-5, 3.333_803_5e-6],
+        ),
+        (
+            163_840,
+            r#"{"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "attention_factor": 1.25}"#,
+            1.25,
+            [1.0, 0.133_352_15, 0.008_334_509, 0.000_790_569_4, 1.874_735_4e-5, 3.333_803_5e-6],
+        ),
+        (
+            4096,
+            r#"{"rope_type": "linear", "rope_theta": 1e4, "factor": 4}"#,
+            1.0,
+            [0.25, 0.033_338_036, 0.003_333_803_7, 0.000_790_569_5, 0.000_187_473_55, 3.333_803_8e-5],
+        ),
+    ];
+
+    #[test]
+    fn frequencies_are_those_of_transformers() {
+        for (max_positions, json, factor, frequencies) in REFERENCE {
+            let value: Value = serde_json::from_str(&format!("{{\"rope_parameters\": {json}}}")).unwrap();
+            let map = value.as_object().unwrap();
+            let rope = rope(Fields { model: "m", prefix: "", map }, 64, max_positions).unwrap();
+            assert!((rope.factor / factor - 1.0).abs() < 1e-6, "{json}: {}", rope.factor);
+            for (i, expected) in [0, 7, 15, 20, 25, 31].into_iter().zip(frequencies) {
+                let found = rope.inv_freq[i];
+                assert!((found / expected - 1.0).abs() < 2e-6, "{json} [{i}]: {found}, not {expected}");
+            }
+        }
+    }
+}

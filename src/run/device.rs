@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::progress::Progress;
 use super::suite::Entry;
-use super::{Failure, refuse};
+use super::{CASE, Failure, refuse};
 use crate::backend::cpu::{self, CpuDevice, CpuOptions};
 use crate::backend::{BackendError, Capture, Device, DeviceInfo, Dtype, Ops, Weights};
 use crate::baseline::Configuration;
@@ -77,6 +77,31 @@ impl Plan {
     }
 }
 
+/// Refuses what no case could run with, before anything does; a case that cannot run by itself is told of later.
+pub fn check_settings(cli: &Cli, selected: &[&Entry]) -> Result<(), Failure> {
+    kv_bytes(cli)?;
+    for entry in selected {
+        if let Err(failure) = Plan::of(cli, entry).map(drop)
+            && failure.status != CASE
+        {
+            return Err(failure);
+        }
+        if cli.load_format == LoadFormat::Safetensors && !Path::new(&entry.model).is_dir() {
+            return Err(Failure::usage(format!(
+                "--load-format safetensors: {} is a preset and has no weights; name a model folder by --model DIR",
+                entry.model
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn kv_bytes(cli: &Cli) -> Result<Bytes, Failure> {
+    let bytes =
+        refuse::bytes("--kv-cache-memory-bytes", &cli.kv_cache_memory_bytes).map_err(Failure::usage)?;
+    Ok(Bytes(u128::from(bytes)))
+}
+
 /// Positions that a request may reach; says once a process if that is more than the model was made for.
 fn max_model_len(cli: &Cli, config: &ModelConfig) -> u32 {
     static SAID: std::sync::Once = std::sync::Once::new();
@@ -131,10 +156,8 @@ impl Loaded {
     /// Opens the device and gives it the entry's model.
     pub fn load(cli: &Cli, model_name: &str, model: Model) -> Result<Self, Failure> {
         let _progress = Progress::start(format!("{model_name}: loading weights"));
-        let kv_bytes =
-            refuse::bytes("--kv-cache-memory-bytes", &cli.kv_cache_memory_bytes).map_err(Failure::usage)?;
         let options = CpuOptions {
-            kv_bytes: Bytes(u128::from(kv_bytes)),
+            kv_bytes: kv_bytes(cli)?,
             dtype: dtype(cli),
             kv_init: cli.kv_init,
             seed: cli.seed,

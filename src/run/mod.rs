@@ -83,7 +83,10 @@ fn first_stage() -> Result<u8, Failure> {
         return plan::print(&cli, &suite.select(&cli, false)?, format);
     }
     suite.check_ids()?;
-    suite.select(&cli, cli.mode() == Mode::List)?;
+    let selected = suite.select(&cli, cli.mode() == Mode::List)?;
+    if !matches!(cli.mode(), Mode::List | Mode::Load) {
+        device::check_settings(&cli, &selected)?;
+    }
     let home = handover::criterion_home();
     name_baselines(&mut cli, &Store { home: home.clone() })?;
     bench::check_output_file(&cli)?;

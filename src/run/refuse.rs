@@ -1,5 +1,7 @@
 //! Values on which Criterion would panic or stay silent, refused before anything runs.
 
+use std::fmt::Display;
+
 use crate::cli::{Cli, CriterionArgs};
 
 /// Checks every flag's value; the error is one line that names the flag.
@@ -9,39 +11,51 @@ use crate::cli::{Cli, CriterionArgs};
 pub fn check_values(cli: &Cli) -> Result<(), String> {
     check_criterion(&cli.criterion)?;
     let positive = [
-        ("--iters", u64::from(cli.iters)),
-        ("--samples", u64::from(cli.samples)),
-        ("--block-size", u64::from(cli.block_size)),
-        ("--max-num-batched-tokens", u64::from(cli.max_num_batched_tokens)),
-        ("--max-num-seqs", u64::from(cli.max_num_seqs)),
-        ("--max-model-len", u64::from(cli.max_model_len.unwrap_or(1))),
+        ("--iters", cli.iters),
+        ("--samples", cli.samples),
+        ("--max-num-batched-tokens", cli.max_num_batched_tokens),
+        ("--max-num-seqs", cli.max_num_seqs),
+        ("--max-model-len", cli.max_model_len.unwrap_or(1)),
     ];
     for (flag, value) in positive {
-        if value == 0 {
-            return Err(format!("{flag} 0: at least 1 is needed"));
-        }
+        require(flag, Some(value), |value| value > 0, "at least 1 is needed")?;
     }
     let replays = u64::from(cli.iters) * u64::from(cli.samples);
-    if replays > 10_000_000 {
-        return Err(format!("--iters × --samples: {replays} replays; at most 10000000 are kept"));
-    }
-    if cli.block_size > 4096 {
-        return Err(format!("--block-size {}: at most 4096", cli.block_size));
-    }
-    if let Some(jitter) = cli.kv_len_jitter {
-        if !(0.0..1.0).contains(&jitter) {
-            return Err(format!("--kv-len-jitter {jitter}: a fraction in [0, 1) is needed, such as 0.5"));
-        }
-    }
-    if !(cli.verify_tolerance > 0.0 && cli.verify_tolerance.is_finite()) {
-        return Err(format!("--verify-tolerance {}: a number above 0 is needed", cli.verify_tolerance));
-    }
-    if let Some(percent) = cli.fail_on_regression {
-        if !(percent >= 0.0 && percent.is_finite()) {
-            return Err(format!("--fail-on-regression {percent}: a percentage of 0 or more is needed"));
-        }
-    }
+    require("--iters × --samples", Some(replays), |n| n <= 10_000_000, "at most 10000000 replays are kept")?;
+    require(
+        "--block-size",
+        Some(cli.block_size),
+        |size| (1..=4096).contains(&size),
+        "1 to 4096 tokens are needed",
+    )?;
+    let is_jitter = |jitter| (0.0..1.0).contains(&jitter);
+    require("--kv-len-jitter", cli.kv_len_jitter, is_jitter, "a fraction in [0, 1) is needed, such as 0.5")?;
+    require("--verify-tolerance", Some(cli.verify_tolerance), is_positive, "a number above 0 is needed")?;
+    let is_percentage = |percent: f64| percent >= 0.0 && percent.is_finite();
+    require(
+        "--fail-on-regression",
+        cli.fail_on_regression,
+        is_percentage,
+        "a percentage of 0 or more is needed",
+    )?;
     check_layout(cli)
+}
+
+/// One line if there is a value that does not do.
+fn require<T: Copy + Display>(
+    flag: &str,
+    value: Option<T>,
+    does: impl Fn(T) -> bool,
+    needed: &str,
+) -> Result<(), String> {
+    match value {
+        Some(value) if !does(value) => Err(format!("{flag} {value}: {needed}")),
+        _ => Ok(()),
+    }
+}
+
+fn is_positive(value: f64) -> bool {
+    value > 0.0 && value.is_finite()
 }
 
 /// More than one rank is not built yet: say so rather than time something else.
@@ -52,9 +66,7 @@ fn check_layout(cli: &Cli) -> Result<(), String> {
         ("--pipeline-parallel-size", cli.pipeline_parallel_size),
     ];
     for (flag, size) in sizes {
-        if size != 1 {
-            return Err(format!("{flag} {size}: this version runs one rank; leave the flag out"));
-        }
+        require(flag, Some(size), |size| size == 1, "this version runs one rank; leave the flag out")?;
     }
     if cli.enable_expert_parallel {
         return Err("--enable-expert-parallel: this version runs one rank; leave the flag out".to_owned());
@@ -63,41 +75,22 @@ fn check_layout(cli: &Cli) -> Result<(), String> {
 }
 
 fn check_criterion(flags: &CriterionArgs) -> Result<(), String> {
-    if let Some(size) = flags.sample_size {
-        if !(10..=1_000_000).contains(&size) {
-            return Err(format!("--sample-size {size}: Criterion takes 10 to 1000000 samples"));
-        }
+    let is_size = |size| (10..=1_000_000).contains(&size);
+    require("--sample-size", flags.sample_size, is_size, "Criterion takes 10 to 1000000 samples")?;
+    let is_time = |seconds| (1e-9..=1e6).contains(&seconds);
+    let times = [("--warm-up-time", flags.warm_up_time), ("--measurement-time", flags.measurement_time)];
+    for (flag, value) in times {
+        require(flag, value, is_time, "seconds above 0, at most 1000000, are needed")?;
     }
-    let seconds = [
-        ("--warm-up-time", flags.warm_up_time, 1e-9),
-        ("--measurement-time", flags.measurement_time, 1e-9),
-        ("--profile-time", flags.profile_time, 1.0),
-    ];
-    for (flag, value, least) in seconds {
-        if let Some(value) = value {
-            if !(least..=1e6).contains(&value) {
-                return Err(format!("{flag} {value}: seconds from {least} to 1000000 are needed"));
-            }
-        }
-    }
-    if let Some(resamples) = flags.nresamples {
-        if !(1..=10_000_000).contains(&resamples) {
-            return Err(format!("--nresamples {resamples}: 1 to 10000000 are needed"));
-        }
-    }
-    if let Some(noise) = flags.noise_threshold {
-        if !(noise > 0.0 && noise.is_finite()) {
-            return Err(format!("--noise-threshold {noise}: a number above 0 is needed"));
-        }
-    }
+    let is_profile = |seconds| (1.0..=1e6).contains(&seconds);
+    require("--profile-time", flags.profile_time, is_profile, "seconds from 1 to 1000000 are needed")?;
+    let is_count = |count| (1..=10_000_000).contains(&count);
+    require("--nresamples", flags.nresamples, is_count, "1 to 10000000 are needed")?;
+    require("--noise-threshold", flags.noise_threshold, is_positive, "a number above 0 is needed")?;
     let levels =
         [("--confidence-level", flags.confidence_level), ("--significance-level", flags.significance_level)];
     for (flag, value) in levels {
-        if let Some(value) = value {
-            if !(value > 0.0 && value < 1.0) {
-                return Err(format!("{flag} {value}: a number between 0 and 1 is needed"));
-            }
-        }
+        require(flag, value, |level| level > 0.0 && level < 1.0, "a number between 0 and 1 is needed")?;
     }
     if flags.plotting_backend.as_deref() == Some("gnuplot") && !gnuplot_is_there() {
         return Err("--plotting-backend gnuplot: there is no gnuplot; install it or use plotters".to_owned());

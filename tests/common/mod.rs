@@ -84,7 +84,9 @@ impl Run {
         Self {
             status: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            // Criterion's own line, which no flag of ours can keep from the console.
+            stderr: String::from_utf8_lossy(&output.stderr)
+                .replace("Gnuplot not found, using plotters backend\n", ""),
         }
     }
 

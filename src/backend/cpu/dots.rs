@@ -3,7 +3,10 @@
 //! A general matrix product repacks the weights on every call, which at a few rows costs more than the product itself. Here
 //! each weight is read once, straight from where it lies, and used for up to four rows of `x` at a time.
 
-use super::isa::{fma, sum, vectorised};
+#![allow(clippy::needless_range_loop, reason = "indices run over several arrays of registers at a time")]
+
+use super::isa::{fma, vectorised};
+use super::lanes::Lanes;
 use super::shared::Shared;
 
 /// Rows of equal length, a fixed distance apart.
@@ -43,7 +46,7 @@ vectorised! {
 }
 
 #[inline(always)]
-pub(super) fn dots_body<const L: usize, const FMA: bool>(
+pub(super) fn dots_body<V: Lanes, const FMA: bool>(
     x: Rows<'_>,
     w: Rows<'_>,
     len: usize,
@@ -54,21 +57,21 @@ pub(super) fn dots_body<const L: usize, const FMA: bool>(
     while n + 4 <= w.count {
         let mut m = 0;
         while m + 4 <= x.count {
-            tile::<L, FMA, 4, 4>(x, m, w, n, len, bias, target);
+            tile::<V, FMA, 4, 4>(x, m, w, n, len, bias, target);
             m += 4;
         }
         if m + 2 <= x.count {
-            tile::<L, FMA, 2, 4>(x, m, w, n, len, bias, target);
+            tile::<V, FMA, 2, 4>(x, m, w, n, len, bias, target);
             m += 2;
         }
         if m < x.count {
-            tile::<L, FMA, 1, 4>(x, m, w, n, len, bias, target);
+            tile::<V, FMA, 1, 4>(x, m, w, n, len, bias, target);
         }
         n += 4;
     }
     while n < w.count {
         for m in 0..x.count {
-            tile::<L, FMA, 1, 1>(x, m, w, n, len, bias, target);
+            tile::<V, FMA, 1, 1>(x, m, w, n, len, bias, target);
         }
         n += 1;
     }
@@ -76,7 +79,7 @@ pub(super) fn dots_body<const L: usize, const FMA: bool>(
 
 /// `M` rows of x with `N` rows of w.
 #[inline(always)]
-fn tile<const L: usize, const FMA: bool, const M: usize, const N: usize>(
+fn tile<V: Lanes, const FMA: bool, const M: usize, const N: usize>(
     x: Rows<'_>,
     m: usize,
     w: Rows<'_>,
@@ -85,32 +88,37 @@ fn tile<const L: usize, const FMA: bool, const M: usize, const N: usize>(
     bias: Option<&[f32]>,
     target: Target<'_>,
 ) {
-    let chunks = len / L;
-    let mut xs: [&[[f32; L]]; M] = [&[]; M];
-    let mut ws: [&[[f32; L]]; N] = [&[]; N];
+    let whole = len / V::N * V::N;
+    let mut xs: [&[f32]; M] = [&[]; M];
+    let mut ws: [&[f32]; N] = [&[]; N];
     for i in 0..M {
-        xs[i] = &x.row(m + i, len).as_chunks().0[..chunks];
+        xs[i] = x.row(m + i, len);
     }
     for j in 0..N {
-        ws[j] = &w.row(n + j, len).as_chunks().0[..chunks];
+        ws[j] = w.row(n + j, len);
     }
-    let mut acc = [[[0.0_f32; L]; N]; M];
-    for c in 0..chunks {
+    let mut acc = [[V::splat(0.0); N]; M];
+    let mut k = 0;
+    while k < whole {
+        let mut row = [V::splat(0.0); N];
+        for j in 0..N {
+            row[j] = V::load(&ws[j][k..]);
+        }
         for i in 0..M {
+            let a = V::load(&xs[i][k..]);
             for j in 0..N {
-                for l in 0..L {
-                    acc[i][j][l] = fma::<FMA>(xs[i][c][l], ws[j][c][l], acc[i][j][l]);
-                }
+                acc[i][j] = a.fma(row[j], acc[i][j]);
             }
         }
+        k += V::N;
     }
     for i in 0..M {
         // SAFETY: the elements of this product belong to this call alone (see `dots`).
         let out = unsafe { target.out.part(target.first + (m + i) * target.stride + n, N) };
-        let x_rest = &x.row(m + i, len)[chunks * L..];
+        let x_rest = &xs[i][whole..];
         for j in 0..N {
-            let w_rest = &w.row(n + j, len)[chunks * L..];
-            let mut value = sum(acc[i][j]);
+            let w_rest = &ws[j][whole..];
+            let mut value = acc[i][j].sum();
             for (a, b) in x_rest.iter().zip(w_rest) {
                 value = fma::<FMA>(*a, *b, value);
             }

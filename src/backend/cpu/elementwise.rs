@@ -2,7 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::isa::{Isa, exp, fma, sum, vectorised};
+use super::isa::{Isa, exp, fma, vectorised};
+use super::lanes::Lanes;
 use super::shared::Shared;
 
 /// Elements below which a second thread costs more than it saves.
@@ -48,7 +49,7 @@ vectorised! {
 }
 
 #[inline(always)]
-fn add_norm_body<const L: usize, const FMA: bool>(
+fn add_norm_body<V: Lanes, const FMA: bool>(
     delta: Option<&[f32]>,
     residual: &mut [f32],
     weight: &[f32],
@@ -62,7 +63,7 @@ fn add_norm_body<const L: usize, const FMA: bool>(
         }
     }
     for (row, out) in residual.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-        let factor = inverse_rms::<L, FMA>(row, eps);
+        let factor = inverse_rms::<V, FMA>(row, eps);
         for ((o, x), w) in out.iter_mut().zip(row).zip(weight) {
             *o = x * factor * w;
         }
@@ -71,15 +72,14 @@ fn add_norm_body<const L: usize, const FMA: bool>(
 
 /// `1 / sqrt(mean(row²) + eps)`
 #[inline(always)]
-fn inverse_rms<const L: usize, const FMA: bool>(row: &[f32], eps: f32) -> f32 {
-    let (chunks, rest) = row.as_chunks::<L>();
-    let mut lanes = [0.0_f32; L];
-    for chunk in chunks {
-        for l in 0..L {
-            lanes[l] = fma::<FMA>(chunk[l], chunk[l], lanes[l]);
-        }
+fn inverse_rms<V: Lanes, const FMA: bool>(row: &[f32], eps: f32) -> f32 {
+    let mut lanes = V::splat(0.0);
+    let mut chunks = row.chunks_exact(V::N);
+    for chunk in &mut chunks {
+        let x = V::load(chunk);
+        lanes = x.fma(x, lanes);
     }
-    let total = rest.iter().fold(sum(lanes), |total, x| fma::<FMA>(*x, *x, total));
+    let total = chunks.remainder().iter().fold(lanes.sum(), |total, x| fma::<FMA>(*x, *x, total));
     1.0 / (total / row.len() as f32 + eps).sqrt()
 }
 
@@ -96,7 +96,7 @@ vectorised! {
 }
 
 #[inline(always)]
-fn silu_body<const L: usize, const FMA: bool>(gate_up: &[f32], width: usize, out: &mut [f32]) {
+fn silu_body<V: Lanes, const FMA: bool>(gate_up: &[f32], width: usize, out: &mut [f32]) {
     for (out, row) in out.chunks_exact_mut(width).zip(gate_up.chunks_exact(2 * width)) {
         let (gate, up) = row.split_at(width);
         for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
@@ -146,12 +146,7 @@ vectorised! {
 }
 
 #[inline(always)]
-fn rotate_body<const L: usize, const FMA: bool>(
-    heads: Heads<'_>,
-    first: usize,
-    qkv: &mut [f32],
-    kv: Shared<'_>,
-) {
+fn rotate_body<V: Lanes, const FMA: bool>(heads: Heads<'_>, first: usize, qkv: &mut [f32], kv: Shared<'_>) {
     let (dim, kv_width) = (heads.head_dim, heads.kv_heads * heads.head_dim);
     let width = heads.q_heads * dim + 2 * kv_width;
     for (i, row) in qkv.chunks_exact_mut(width).enumerate() {
@@ -160,7 +155,7 @@ fn rotate_body<const L: usize, const FMA: bool>(
         for (h, head) in row.chunks_exact_mut(dim).take(heads.q_heads + heads.kv_heads).enumerate() {
             let norm = if h < heads.q_heads { heads.q_norm } else { heads.k_norm };
             if let Some(norm) = norm {
-                let factor = inverse_rms::<L, FMA>(head, heads.eps);
+                let factor = inverse_rms::<V, FMA>(head, heads.eps);
                 for (x, w) in head.iter_mut().zip(norm) {
                     *x = *x * factor * w;
                 }

@@ -1,6 +1,6 @@
 //! Kernels compiled several times: for AVX-512, for AVX2 with FMA, and for whatever the build targets; chosen at run time.
 //!
-//! A kernel's body is written once over `L` lanes in arrays, which the compiler keeps in vector registers.
+//! A kernel's body is written once over the vectors of [`super::lanes`].
 
 /// The instructions that kernels may use. Values other than `Portable` come from [`Isa::detect`] alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Isa {
 /// Whether the build's own target multiplies and adds in one instruction.
 pub(super) const NATIVE_FMA: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
 
-/// Defines `fn $name(isa, args…)` that runs `$body::<LANES, FMA>(args…)` compiled for `isa`.
+/// Defines `fn $name(isa, args…)` that runs `$body::<V, FMA>(args…)` compiled for `isa`.
 macro_rules! vectorised {
     ($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
@@ -50,12 +50,12 @@ macro_rules! vectorised {
                 #[target_feature(enable = "avx512f,avx2,fma")]
                 #[allow(clippy::too_many_arguments)]
                 fn avx512($($arg: $type),*) {
-                    $body::<16, true>($($arg),*);
+                    $body::<$crate::backend::cpu::lanes::Avx512, true>($($arg),*);
                 }
                 #[target_feature(enable = "avx2,fma")]
                 #[allow(clippy::too_many_arguments)]
                 fn avx2($($arg: $type),*) {
-                    $body::<8, true>($($arg),*);
+                    $body::<$crate::backend::cpu::lanes::Avx2, true>($($arg),*);
                 }
                 match isa {
                     // SAFETY: `Isa::detect` found these instructions on this processor.
@@ -66,7 +66,7 @@ macro_rules! vectorised {
                 }
             }
             let _ = isa;
-            $body::<8, { $crate::backend::cpu::isa::NATIVE_FMA }>($($arg),*);
+            $body::<$crate::backend::cpu::lanes::Portable, { $crate::backend::cpu::isa::NATIVE_FMA }>($($arg),*);
         }
     };
 }
@@ -78,19 +78,6 @@ pub(super) fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// The sum of the lanes, pairwise.
-#[inline(always)]
-pub(super) fn sum<const L: usize>(mut lanes: [f32; L]) -> f32 {
-    let mut width = L / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
-        }
-        width /= 2;
-    }
-    lanes[0]
-}
-
 /// e^x within 2 ulp (the range reduction and polynomial of Cephes' `expf`); 0 below -87, NaN for NaN.
 #[inline(always)]
 pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
@@ -99,7 +86,7 @@ pub(super) fn exp<const FMA: bool>(x: f32) -> f32 {
     let clamped = if x > 88.0 { 88.0 } else { x };
     let shifted = fma::<FMA>(clamped, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = fma::<FMA>(n, -0.693_359_375, clamped);
+    let r = fma::<FMA>(n, -0.693_359_4, clamped);
     let r = fma::<FMA>(n, 2.121_944_4e-4, r);
     let mut p = fma::<FMA>(1.987_569_1e-4, r, 1.398_199_9e-3);
     p = fma::<FMA>(p, r, 8.333_452e-3);

@@ -10,6 +10,7 @@ mod dots;
 mod elementwise;
 mod isa;
 mod kv;
+mod lanes;
 mod linear;
 mod memory;
 mod round;

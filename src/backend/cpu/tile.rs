@@ -3,8 +3,11 @@
 //! The scores of 64 positions at a time go through a running softmax (Milakov and Gimelshein, "Online normalizer
 //! calculation for softmax", 2018), so no row of scores is ever whole.
 
+#![allow(clippy::needless_range_loop, reason = "indices run over several arrays of registers at a time")]
+
 use super::dots::{Rows, Target, dots_body};
-use super::isa::{exp, fma, sum, vectorised};
+use super::isa::{exp, fma, vectorised};
+use super::lanes::{Lanes, One};
 use super::shared::Shared;
 
 /// Positions whose scores are held at a time.
@@ -83,7 +86,7 @@ vectorised! {
 }
 
 #[inline(always)]
-fn attend_body<const L: usize, const FMA: bool>(input: TileInput<'_>, scratch: &mut Scratch) {
+fn attend_body<V: Lanes, const FMA: bool>(input: TileInput<'_>, scratch: &mut Scratch) {
     let (rows, dim) = (input.tokens * input.heads, input.head_dim);
     for r in 0..rows {
         let from = (input.token + r / input.heads) * input.width + (input.head + r % input.heads) * dim;
@@ -97,15 +100,15 @@ fn attend_body<const L: usize, const FMA: bool>(input: TileInput<'_>, scratch: &
     let mut start = input.range.0;
     while start < input.range.1 {
         let len = CHUNK.min(input.range.1 - start);
-        score::<L, FMA>(&input, scratch, rows, start, len);
+        score::<V, FMA>(&input, scratch, rows, start, len);
         mask(&input, scratch, rows, start, len);
         for r in 0..rows {
-            soften::<L, FMA>(scratch, r, dim);
+            soften::<V, FMA>(scratch, r, dim);
         }
         for (at, block, offset, count) in segments(&input, start, len) {
             let values = &input.kv[row_start(&input, block, 1, offset)..];
             let weights = &scratch.scores[at..];
-            multiply::<L, FMA>(
+            multiply::<V, FMA>(
                 (rows, count, dim),
                 (weights, CHUNK),
                 (values, input.kv_heads * dim),
@@ -145,7 +148,7 @@ fn row_start(input: &TileInput<'_>, block: usize, side: usize, offset: usize) ->
 
 /// Fills `scores[rows, CHUNK]` for `len` positions from `start`.
 #[inline(always)]
-fn score<const L: usize, const FMA: bool>(
+fn score<V: Lanes, const FMA: bool>(
     input: &TileInput<'_>,
     scratch: &mut Scratch,
     rows: usize,
@@ -158,7 +161,7 @@ fn score<const L: usize, const FMA: bool>(
         let out = Shared::new(&mut scratch.scores);
         for (at, block, offset, count) in segments(input, start, len) {
             let keys = Rows { data: &input.kv[row_start(input, block, 0, offset)..], stride, count };
-            dots_body::<L, FMA>(q, keys, dim, None, Target { out, first: at, stride: CHUNK });
+            dots_body::<V, FMA>(q, keys, dim, None, Target { out, first: at, stride: CHUNK });
         }
         return;
     }
@@ -173,7 +176,7 @@ fn score<const L: usize, const FMA: bool>(
     }
     scratch.scores[..rows * CHUNK].fill(0.0);
     // Columns past `len` hold keys of an earlier chunk: `mask` drops their scores.
-    multiply::<L, FMA>(
+    multiply::<V, FMA>(
         (rows, dim, CHUNK),
         (&scratch.q, dim),
         (&scratch.keys, CHUNK),
@@ -197,28 +200,26 @@ fn mask(input: &TileInput<'_>, scratch: &mut Scratch, rows: usize, start: usize,
 
 /// Turns a row of scores into weights relative to the greatest score so far, and rescales what was summed before.
 #[inline(always)]
-fn soften<const L: usize, const FMA: bool>(scratch: &mut Scratch, row: usize, dim: usize) {
+fn soften<V: Lanes, const FMA: bool>(scratch: &mut Scratch, row: usize, dim: usize) {
     let scores = &mut scratch.scores[row * CHUNK..][..CHUNK];
-    let mut lanes = [f32::NEG_INFINITY; L];
-    for chunk in scores.as_chunks::<L>().0 {
-        for l in 0..L {
-            lanes[l] = if chunk[l] > lanes[l] { chunk[l] } else { lanes[l] };
-        }
+    let mut lanes = V::splat(f32::NEG_INFINITY);
+    for chunk in scores.chunks_exact(V::N) {
+        lanes = lanes.max(V::load(chunk));
     }
-    let old = scratch.max[row];
-    let max = lanes.iter().fold(old, |max, &s| if s > max { s } else { max });
+    let (old, new) = (scratch.max[row], lanes.greatest());
+    let max = if new > old { new } else { old };
     // Before the first position that the query attends to everything is -∞, and any finite number serves as its maximum.
     let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
-    let mut sums = [0.0_f32; L];
-    for chunk in scores.as_chunks_mut::<L>().0 {
-        for l in 0..L {
-            chunk[l] = exp::<FMA>(chunk[l] - base);
-            sums[l] += chunk[l];
-        }
+    for score in scores.iter_mut() {
+        *score = exp::<FMA>(*score - base);
+    }
+    let mut sums = V::splat(0.0);
+    for chunk in scores.chunks_exact(V::N) {
+        sums = sums.add(V::load(chunk));
     }
     scratch.max[row] = max;
     let rescale = exp::<FMA>(old - base);
-    scratch.sum[row] = fma::<FMA>(scratch.sum[row], rescale, sum(sums));
+    scratch.sum[row] = fma::<FMA>(scratch.sum[row], rescale, sums.sum());
     if rescale != 1.0 {
         for a in &mut scratch.acc[row * dim..][..dim] {
             *a *= rescale;
@@ -228,7 +229,7 @@ fn soften<const L: usize, const FMA: bool>(scratch: &mut Scratch, row: usize, di
 
 /// `c[m, n] += a[m, k] · b[k, n]` for sizes `(m, k, n)`; each operand with its row stride.
 #[inline(always)]
-fn multiply<const L: usize, const FMA: bool>(
+fn multiply<V: Lanes, const FMA: bool>(
     (rows, inner, cols): (usize, usize, usize),
     a: (&[f32], usize),
     b: (&[f32], usize),
@@ -243,21 +244,21 @@ fn multiply<const L: usize, const FMA: bool>(
             let at = (m, n);
             let left = cols - n;
             n += match step {
-                4 if left >= 2 * L => block::<L, FMA, 4, 2>(at, inner, a, b, c, c_stride),
-                4 if left >= L => block::<L, FMA, 4, 1>(at, inner, a, b, c, c_stride),
-                4 => block::<1, FMA, 4, 1>(at, inner, a, b, c, c_stride),
-                _ if left >= 4 * L => block::<L, FMA, 1, 4>(at, inner, a, b, c, c_stride),
-                _ if left >= L => block::<L, FMA, 1, 1>(at, inner, a, b, c, c_stride),
-                _ => block::<1, FMA, 1, 1>(at, inner, a, b, c, c_stride),
+                4 if left >= 2 * V::N => block::<V, FMA, 4, 2>(at, inner, a, b, c, c_stride),
+                4 if left >= V::N => block::<V, FMA, 4, 1>(at, inner, a, b, c, c_stride),
+                4 => block::<One<FMA>, FMA, 4, 1>(at, inner, a, b, c, c_stride),
+                _ if left >= 4 * V::N => block::<V, FMA, 1, 4>(at, inner, a, b, c, c_stride),
+                _ if left >= V::N => block::<V, FMA, 1, 1>(at, inner, a, b, c, c_stride),
+                _ => block::<One<FMA>, FMA, 1, 1>(at, inner, a, b, c, c_stride),
             };
         }
         m += step;
     }
 }
 
-/// `M` rows by `N * L` columns of [`multiply`]; returns the columns.
+/// `M` rows by `N` vectors of columns of [`multiply`]; returns the columns.
 #[inline(always)]
-fn block<const L: usize, const FMA: bool, const M: usize, const N: usize>(
+fn block<V: Lanes, const FMA: bool, const M: usize, const N: usize>(
     (m, n): (usize, usize),
     inner: usize,
     (a, a_stride): (&[f32], usize),
@@ -265,29 +266,30 @@ fn block<const L: usize, const FMA: bool, const M: usize, const N: usize>(
     c: &mut [f32],
     c_stride: usize,
 ) -> usize {
-    let mut acc = [[[0.0_f32; L]; N]; M];
+    let mut acc = [[V::splat(0.0); N]; M];
     let mut a_rows: [&[f32]; M] = [&[]; M];
     for i in 0..M {
         a_rows[i] = &a[(m + i) * a_stride..][..inner];
     }
     for k in 0..inner {
-        let row = &b[k * b_stride + n..][..N * L];
+        let row = &b[k * b_stride + n..][..N * V::N];
+        let mut columns = [V::splat(0.0); N];
+        for j in 0..N {
+            columns[j] = V::load(&row[j * V::N..]);
+        }
         for i in 0..M {
-            let factor = a_rows[i][k];
+            let factor = V::splat(a_rows[i][k]);
             for j in 0..N {
-                for l in 0..L {
-                    acc[i][j][l] = fma::<FMA>(factor, row[j * L + l], acc[i][j][l]);
-                }
+                acc[i][j] = factor.fma(columns[j], acc[i][j]);
             }
         }
     }
     for i in 0..M {
-        let row = &mut c[(m + i) * c_stride + n..][..N * L];
+        let row = &mut c[(m + i) * c_stride + n..][..N * V::N];
         for j in 0..N {
-            for l in 0..L {
-                row[j * L + l] += acc[i][j][l];
-            }
+            let part = &mut row[j * V::N..][..V::N];
+            V::load(part).add(acc[i][j]).store(part);
         }
     }
-    N * L
+    N * V::N
 }

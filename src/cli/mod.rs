@@ -1,9 +1,13 @@
 //! The command line: our flags and Criterion's in one `--help`.
 
+mod passed_on;
+
 use std::path::PathBuf;
 
 use clap::Parser;
 use serde::{Deserialize, Serialize};
+
+pub use passed_on::CriterionArgs;
 
 use crate::backend::KvInit;
 
@@ -11,7 +15,13 @@ const HEADINGS: [&str; 4] = ["Cases", "Model", "Measurement", "Criterion"];
 
 /// Times the forward pass of a language model on exact batch shapes, and compares the times with saved baselines.
 #[derive(Debug, Clone, Parser, Serialize, Deserialize)]
-#[command(name = "cargo bench --", bin_name = "cargo bench --", version, max_term_width = 110)]
+#[command(
+    name = "cargo bench --",
+    bin_name = "cargo bench --",
+    version,
+    max_term_width = 110,
+    args_override_self = true
+)]
 #[command(after_help = AFTER_HELP)]
 pub struct Cli {
     /// Run only benchmarks whose id (GROUP/MODEL/CASE) matches this regular expression; ids write `x` for `*`
@@ -112,99 +122,6 @@ pub struct Cli {
 
     #[command(flatten)]
     pub criterion: CriterionArgs,
-}
-
-/// The flags that Criterion knows, with its names, values and conflicts.
-#[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
-#[command(next_help_heading = HEADINGS[3])]
-pub struct CriterionArgs {
-    /// Save the results as this baseline; @HEAD is the commit
-    #[arg(short = 's', long, value_name = "NAME")]
-    pub save_baseline: Option<String>,
-    /// Compare with this baseline; it must exist for every case; @REV is a commit
-    #[arg(short = 'b', long, value_name = "NAME", conflicts_with_all = ["save_baseline", "baseline_lenient"])]
-    pub baseline: Option<String>,
-    /// Compare with this baseline where it exists
-    #[arg(long, value_name = "NAME", conflicts_with = "save_baseline")]
-    pub baseline_lenient: Option<String>,
-    /// Compare a saved baseline with --baseline, without measuring
-    #[arg(long, value_name = "NAME", requires = "baseline", conflicts_with = "profile_time")]
-    pub load_baseline: Option<String>,
-    /// Save no results
-    #[arg(long, conflicts_with_all = ["save_baseline", "baseline", "baseline_lenient"])]
-    pub discard_baseline: bool,
-    /// List the benchmarks
-    #[arg(long, conflicts_with_all = ["test", "profile_time"])]
-    pub list: bool,
-    /// Format of --list
-    #[arg(long, value_parser = ["pretty", "terse"], default_value = "pretty")]
-    pub format: String,
-    /// Take FILTER as a whole id rather than a regular expression
-    #[arg(long)]
-    pub exact: bool,
-    /// Run or list ignored benchmarks; there are none
-    #[arg(long)]
-    pub ignored: bool,
-    /// Run each case for this many seconds without analysis, for a profiler
-    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["test", "list"])]
-    pub profile_time: Option<f64>,
-    /// Criterion samples of a case [default: 10, or --samples if that is more]
-    #[arg(long, value_name = "N")]
-    pub sample_size: Option<usize>,
-    /// Criterion's own warm-up of a case in seconds, after ours [default: 0.5]
-    #[arg(long, value_name = "SECONDS")]
-    pub warm_up_time: Option<f64>,
-    /// Time of a case's measurement in seconds [default: what iters × samples replays need]
-    #[arg(long, value_name = "SECONDS")]
-    pub measurement_time: Option<f64>,
-    /// Bootstrap resamples [default: 100000]
-    #[arg(long, value_name = "N")]
-    pub nresamples: Option<usize>,
-    /// Relative change that counts as noise [default: 0.01]
-    #[arg(long, value_name = "FRACTION")]
-    pub noise_threshold: Option<f64>,
-    /// Level of confidence intervals [default: 0.95]
-    #[arg(long, value_name = "LEVEL")]
-    pub confidence_level: Option<f64>,
-    /// Significance level of the comparison [default: 0.05]
-    #[arg(long, value_name = "LEVEL")]
-    pub significance_level: Option<f64>,
-    /// Stop as soon as the significance level is reached
-    #[arg(long, conflicts_with = "sample_size")]
-    pub quick: bool,
-    /// Run each case once, without measuring
-    #[arg(long, conflicts_with_all = ["list", "profile_time"])]
-    pub test: bool,
-    /// Measure; cargo bench adds this
-    #[arg(long)]
-    pub bench: bool,
-    /// Colours of the output
-    #[arg(short = 'c', long, alias = "colour", value_parser = ["auto", "always", "never"], default_value = "auto")]
-    pub color: String,
-    /// Print more statistics
-    #[arg(short = 'v', long)]
-    pub verbose: bool,
-    /// Print results only
-    #[arg(long, conflicts_with = "verbose")]
-    pub quiet: bool,
-    /// Draw no plots and write no HTML
-    #[arg(short = 'n', long)]
-    pub noplot: bool,
-    /// What draws the plots
-    #[arg(long, value_parser = ["gnuplot", "plotters"])]
-    pub plotting_backend: Option<String>,
-    /// Format of the output
-    #[arg(long, value_parser = ["criterion", "bencher"], default_value = "criterion")]
-    pub output_format: String,
-    /// Taken for libtest's sake
-    #[arg(long, hide = true)]
-    pub nocapture: bool,
-    /// Taken for libtest's sake
-    #[arg(long, hide = true)]
-    pub show_output: bool,
-    /// Taken for libtest's sake
-    #[arg(long, hide = true)]
-    pub include_ignored: bool,
 }
 
 const AFTER_HELP: &str = "\
@@ -336,53 +253,6 @@ impl Cli {
     }
 }
 
-impl CriterionArgs {
-    /// These flags and the filter as Criterion's own command line takes them.
-    #[must_use]
-    pub fn to_arguments(&self, filter: Option<&str>) -> Vec<String> {
-        let mut arguments = Vec::new();
-        let switches = [
-            ("--discard-baseline", self.discard_baseline),
-            ("--list", self.list),
-            ("--exact", self.exact),
-            ("--ignored", self.ignored),
-            ("--quick", self.quick),
-            ("--test", self.test),
-            ("--bench", self.bench),
-            ("--verbose", self.verbose),
-            ("--quiet", self.quiet),
-            ("--noplot", self.noplot),
-        ];
-        arguments.extend(switches.iter().filter(|(_, on)| *on).map(|(flag, _)| (*flag).to_owned()));
-        let number = |value: Option<f64>| value.map(|value| value.to_string());
-        let count = |value: Option<usize>| value.map(|value| value.to_string());
-        let values = [
-            ("save-baseline", self.save_baseline.clone()),
-            ("baseline", self.baseline.clone()),
-            ("baseline-lenient", self.baseline_lenient.clone()),
-            ("load-baseline", self.load_baseline.clone()),
-            ("format", Some(self.format.clone())),
-            ("profile-time", number(self.profile_time)),
-            ("sample-size", count(self.sample_size)),
-            ("warm-up-time", number(self.warm_up_time)),
-            ("measurement-time", number(self.measurement_time)),
-            ("nresamples", count(self.nresamples)),
-            ("noise-threshold", number(self.noise_threshold)),
-            ("confidence-level", number(self.confidence_level)),
-            ("significance-level", number(self.significance_level)),
-            ("color", Some(self.color.clone())),
-            ("plotting-backend", self.plotting_backend.clone()),
-            ("output-format", Some(self.output_format.clone())),
-        ];
-        let given = values.into_iter().filter_map(|(flag, value)| Some(format!("--{flag}={}", value?)));
-        arguments.extend(given);
-        if let Some(filter) = filter {
-            arguments.extend(["--".to_owned(), filter.to_owned()]);
-        }
-        arguments
-    }
-}
-
 /// Writes `-tp N`, `-tp=N`, `-dp`, `-pp` and `-ep` as their long forms, and gives `--fail-on-regression` its value
 /// only where a number follows; what comes after `--` is left alone.
 fn expand(arguments: impl Iterator<Item = String>) -> Vec<String> {
@@ -426,76 +296,4 @@ fn under_a_launcher() -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    fn expanded(line: &str) -> String {
-        expand(line.split(' ').map(str::to_owned)).join(" ")
-    }
-
-    fn parse(line: &str) -> Cli {
-        Cli::parse_from(expand(
-            format!("bench {line}").split(' ').filter(|w| !w.is_empty()).map(str::to_owned),
-        ))
-    }
-
-    #[test]
-    fn the_definition_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn short_layout_flags_become_long() {
-        assert_eq!(expanded("b -tp 2 -dp=4"), "b --tensor-parallel-size 2 --data-parallel-size=4");
-        assert_eq!(expanded("b -pp 1 -ep"), "b --pipeline-parallel-size 1 --enable-expert-parallel");
-        assert_eq!(expanded("b -- -tp"), "b -- -tp");
-        assert_eq!(parse("-tp 2").tensor_parallel_size, 2);
-    }
-
-    #[test]
-    fn an_optional_percentage_does_not_swallow_the_filter() {
-        let cli = parse("--fail-on-regression decode");
-        assert_eq!((cli.fail_on_regression, cli.filter.as_deref()), (Some(5.0), Some("decode")));
-        let cli = parse("--fail-on-regression 2.5 decode");
-        assert_eq!((cli.fail_on_regression, cli.filter.as_deref()), (Some(2.5), Some("decode")));
-    }
-
-    #[test]
-    fn optional_values_come_after_an_equals_sign_only() {
-        let cli = parse("--plan decode");
-        assert_eq!((cli.plan, cli.filter.as_deref()), (Some(PlanFormat::Table), Some("decode")));
-        assert_eq!(parse("--plan=json").plan, Some(PlanFormat::Json));
-    }
-
-    #[test]
-    fn modes_are_criterions() {
-        assert_eq!(parse("").mode(), Mode::Test);
-        assert_eq!(parse("--bench").mode(), Mode::Measure);
-        assert_eq!(parse("--bench --test").mode(), Mode::Test);
-        assert_eq!(parse("--bench --list").mode(), Mode::List);
-        assert_eq!(parse("--bench --profile-time 1").mode(), Mode::Profile);
-        assert_eq!(parse("--bench --load-baseline a --baseline b").mode(), Mode::Load);
-    }
-
-    #[test]
-    fn baselines_that_are_saved_and_compared() {
-        assert_eq!(parse("--bench").saved_baseline(), Some("base"));
-        assert_eq!(parse("--bench --save-baseline a").saved_baseline(), Some("a"));
-        assert_eq!(parse("--bench --baseline a").saved_baseline(), None);
-        assert_eq!(parse("--bench --baseline a").compared_baseline(), ("a", true));
-        assert_eq!(parse("--bench --baseline-lenient a").compared_baseline(), ("a", false));
-        assert_eq!(parse("--bench --discard-baseline").saved_baseline(), None);
-    }
-
-    #[test]
-    fn criterion_gets_only_what_it_knows() {
-        let cli = parse("--bench --iters 3 --save-baseline a --sample-size 12 x --model y");
-        let arguments = cli.criterion.to_arguments(cli.filter.as_deref());
-        assert_eq!(
-            arguments.join(" "),
-            "--bench --save-baseline=a --format=pretty --sample-size=12 --color=auto \
-             --output-format=criterion -- x"
-        );
-    }
-}
+mod tests;
