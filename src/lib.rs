@@ -16,6 +16,7 @@
 //! | [`batch`] | the exact batch: paged KV, order, check | case, units |
 //! | [`backend`] | what a device must offer: `Ops`, `Device`, `Capture` | batch, units |
 //! | [`backend::cpu`] | the processor | backend, batch, units |
+//! | [`backend::cuda`] | an NVIDIA GPU; the only place that names cudarc | backend, batch, stats, units |
 //! | [`model`] | configuration to layers and weights, and the forward over `Ops` | backend, batch, case, units |
 //! | [`measure`] | the timing protocol | backend, stats, units |
 //! | [`measure::criterion`] | the only place that names criterion | backend, measure, units |

@@ -194,6 +194,17 @@ pub enum KvInit {
     Random,
 }
 
+/// What a device's last cache holds when a timed forward starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum L2 {
+    /// What the replay before left there.
+    #[default]
+    Warm,
+    /// None of the forward's data: more than twice its size was read.
+    Cold,
+}
+
 /// The numeric type of weights, activations and KV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -245,6 +256,9 @@ pub struct Telemetry {
     pub other_processes: Vec<String>,
 }
 
+/// Reads a device's sensors.
+pub type Sensors = Box<dyn Fn() -> Telemetry>;
+
 /// A device that holds one model and its KV pool.
 pub trait Device {
     /// What it is.
@@ -273,8 +287,8 @@ pub trait Device {
         None
     }
 
-    /// What its sensors say now; not to be asked while something is timed.
-    fn telemetry(&mut self) -> Option<Telemetry> {
+    /// Reads its sensors, where it has any; not to be called while something is timed.
+    fn sensors(&self) -> Option<Sensors> {
         None
     }
 

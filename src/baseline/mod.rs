@@ -102,8 +102,9 @@ pub struct Sidecar {
     pub seed: u64,
     /// Device driver or library version.
     pub driver: Option<String>,
-    /// Hash of the device kernels, where they are compiled at run time.
-    pub kernels: Option<String>,
+    /// The device's kernels, sensors and limits.
+    #[serde(flatten)]
+    pub around: crate::measure::limits::Surroundings,
     /// Median over all replays in microseconds; each replay is the maximum over ranks.
     pub median_us: f64,
     /// One entry a rank.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use passed_on::CriterionArgs;
 
-use crate::backend::KvInit;
+use crate::backend::{KvInit, L2};
 
 const HEADINGS: [&str; 4] = ["Cases", "Model", "Measurement", "Criterion"];
 
@@ -48,7 +48,8 @@ pub struct Cli {
           default_missing_value = "table", help_heading = HEADINGS[0])]
     pub plan: Option<PlanFormat>,
 
-    /// Preset, or a Hugging Face model folder [default: the file's, else smollm2-135m on the CPU]
+    /// Preset, or a Hugging Face model folder [default: the file's, else smollm2-135m on the CPU and
+    /// qwen3-8b, or the largest that fits, on a GPU]
     #[arg(long, value_name = "NAME|DIR", help_heading = HEADINGS[1])]
     pub model: Option<String>,
     /// JSON object that is merged over the model's config.json
@@ -57,12 +58,15 @@ pub struct Cli {
     /// Where weights come from: made up from the seed, or the model folder's safetensors
     #[arg(long, value_enum, default_value_t = LoadFormat::Dummy, help_heading = HEADINGS[1])]
     pub load_format: LoadFormat,
-    /// Type of weights and KV; the CPU rounds to it and computes in float32 [auto: float32 on the CPU]
+    /// Type of weights and KV; the CPU rounds to it and computes in float32 [auto: float32 on the CPU, bfloat16 on a GPU]
     #[arg(long, value_enum, default_value_t = DtypeArg::Auto, help_heading = HEADINGS[1])]
     pub dtype: DtypeArg,
     /// Device kind
     #[arg(long, value_enum, default_value_t = BackendArg::Auto, help_heading = HEADINGS[1])]
     pub backend: BackendArg,
+    /// GPU number, among those that CUDA_VISIBLE_DEVICES leaves
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = HEADINGS[1])]
+    pub device: usize,
     /// What KV blocks hold before a step
     #[arg(long, value_enum, default_value_t = KvInit::Random, help_heading = HEADINGS[1])]
     pub kv_init: KvInit,
@@ -72,9 +76,13 @@ pub struct Cli {
     /// Tokens in a KV block
     #[arg(long, value_name = "TOKENS", default_value_t = 16, help_heading = HEADINGS[1])]
     pub block_size: u32,
-    /// Memory of the KV pool in bytes; suffixes K, M, G (powers of 1024) are understood
-    #[arg(long, value_name = "BYTES", default_value = "1G", help_heading = HEADINGS[1])]
-    pub kv_cache_memory_bytes: String,
+    /// Memory of the KV pool in bytes; suffixes K, M, G (powers of 1024) are understood [default: 1G on the CPU; on a GPU
+    /// what --gpu-memory-utilization leaves]
+    #[arg(long, value_name = "BYTES", help_heading = HEADINGS[1])]
+    pub kv_cache_memory_bytes: Option<String>,
+    /// Share of the GPU's memory, in (0, 1], for weights, workspace and KV
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.9, help_heading = HEADINGS[1])]
+    pub gpu_memory_utilization: f64,
     /// Longest request in tokens [default: the model's]
     #[arg(long, value_name = "TOKENS", help_heading = HEADINGS[1])]
     pub max_model_len: Option<u32>,
@@ -109,6 +117,12 @@ pub struct Cli {
     /// Samples of a case
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = HEADINGS[2])]
     pub samples: u32,
+    /// What the GPU's L2 cache holds when a replay starts: what the one before left, or nothing of the step's
+    #[arg(long, value_enum, default_value_t = L2::Warm, help_heading = HEADINGS[2])]
+    pub l2: L2,
+    /// Measure the algorithms of matrix products again instead of taking those that were chosen before
+    #[arg(long, help_heading = HEADINGS[2])]
+    pub retune: bool,
     /// Write all results to this file
     #[arg(long, value_name = "FILE", help_heading = HEADINGS[2])]
     pub output_json: Option<PathBuf>,
@@ -171,6 +185,8 @@ pub enum DtypeArg {
 pub enum BackendArg {
     /// The best that this machine has.
     Auto,
+    /// An NVIDIA GPU.
+    Cuda,
     /// This machine's processor.
     Cpu,
 }

@@ -1,6 +1,7 @@
 //! The timing protocol: a short function of named steps over a [`Capture`], the same for every backend.
 
 pub mod criterion;
+pub mod limits;
 
 use std::time::{Duration, Instant};
 

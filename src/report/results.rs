@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::baseline::Configuration;
 use crate::case::Request;
 use crate::measure::Checks;
+use crate::measure::limits::Surroundings;
 use crate::stats::Latency;
 
 /// One case.
@@ -76,4 +77,7 @@ pub struct RankResult {
     pub latency_us: Latency,
     /// The device's clock over each replay, where it can be read.
     pub clock_mhz: Option<Vec<f64>>,
+    /// The device's kernels, sensors and limits.
+    #[serde(flatten)]
+    pub around: Surroundings,
 }

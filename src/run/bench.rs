@@ -3,17 +3,21 @@
 use std::path::Path;
 use std::time::Duration;
 
+use super::backend;
+use super::ceilings::Known;
 use super::compare::Baselines;
 use super::device::{self, Loaded};
 use super::progress::Progress;
 use super::suite::Entry;
+use super::surroundings;
 use super::{CASE, Failure, REGRESSION};
-use crate::backend::{Capture, Replay};
+use crate::backend::{Capture, Replay, Sensors};
 use crate::baseline::{Configuration, RankTimes, Sidecar, Store, commit, write_atomically};
 use crate::batch::Batch;
 use crate::case::Case;
 use crate::cli::{Cli, Mode};
 use crate::measure::criterion::{Call, Group, Harness, Sampling, measured};
+use crate::measure::limits::Surroundings;
 use crate::measure::{self, Checks, Prepared};
 use crate::report::results::{CaseResult, RankResult};
 use crate::stats::Latency;
@@ -66,7 +70,16 @@ pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure>
     let baselines = Baselines::of(cli, store);
     baselines.require(selected)?;
     let mut bench =
-        Bench { cli, store, baselines, loaded: None, commit: commit::head(), results: Vec::new(), status: 0 };
+        Bench {
+            cli,
+            store,
+            baselines,
+            loaded: None,
+            ceilings: Known::default(),
+            commit: commit::head(),
+            results: Vec::new(),
+            status: 0,
+        };
     bench.refuse_mismatches(selected)?;
     let mut harness = Harness::from_process_arguments();
     for_each_group(&mut harness, selected, |group, entry| bench.case(group, entry))?;
@@ -127,6 +140,7 @@ struct Bench<'a> {
     store: &'a Store,
     baselines: Baselines<'a>,
     loaded: Option<Loaded>,
+    ceilings: Known,
     commit: Option<String>,
     results: Vec<CaseResult>,
     status: u8,
@@ -137,6 +151,7 @@ struct Measured {
     replays: Vec<Replay>,
     latency: Latency,
     checks: Checks,
+    around: Surroundings,
 }
 
 impl Bench<'_> {
@@ -148,7 +163,7 @@ impl Bench<'_> {
         }
         for entry in selected {
             let plan = device::Plan::of(self.cli, entry)?;
-            let configuration = device::configuration(self.cli, entry, &plan);
+            let configuration = device::configuration(self.cli, entry, &plan)?;
             self.baselines.refuse_mismatch(entry, &configuration)?;
         }
         Ok(())
@@ -176,44 +191,60 @@ impl Bench<'_> {
                 Loaded::load(self.cli, &entry.model, plan.model.clone())?
             }
         };
-        let outcome = loaded.batch(self.cli, entry, &plan).and_then(|batch| {
-            let driver = loaded.info().driver.clone();
-            loaded
-                .with_capture(&batch, |capture| self.on_device(group, entry, &plan, &batch, capture, driver))
-        });
+        let outcome = self.with_device(group, entry, &plan, &mut loaded);
         self.loaded = Some(loaded);
         outcome
     }
 
-    fn on_device(
+    fn with_device(
         &mut self,
         group: &mut Group<'_>,
         entry: &Entry,
         plan: &device::Plan,
+        loaded: &mut Loaded,
+    ) -> Result<(), Failure> {
+        let batch = loaded.batch(self.cli, entry, plan)?;
+        let costs = plan.costs(backend::of(self.cli)?);
+        let measures = self.cli.mode() == Mode::Measure;
+        let ceilings = if measures { self.ceilings.before(loaded.device(), &costs)? } else { None };
+        let configuration = device::configuration(self.cli, entry, plan)?;
+        let old = if measures { self.baselines.before(entry, &configuration)? } else { None };
+        let sensors = loaded.device().sensors();
+        let measured = loaded
+            .with_capture(&batch, |capture| self.on_device(group, entry, &batch, capture, sensors.as_ref()))?;
+        let Some(mut measured) = measured else { return Ok(()) };
+        measured.around.kernels = loaded.kernels_hash();
+        let floors = ceilings.map(|before| before.after(loaded.device(), &costs)).transpose();
+        measured.around.floors = floors.map_err(|error| Failure::case(format!("the ceilings: {error}")))?;
+        self.save(entry, &configuration, loaded.info().driver.clone(), &measured)?;
+        self.tell(entry, &batch, &measured, old.as_ref())?;
+        self.results.push(self.result(entry, &plan.case, &batch, configuration, measured));
+        Ok(())
+    }
+
+    /// Prepares and measures; none where nothing is to be kept.
+    fn on_device(
+        &self,
+        group: &mut Group<'_>,
+        entry: &Entry,
         batch: &Batch,
         capture: &mut dyn Capture,
-        driver: Option<String>,
-    ) -> Result<(), Failure> {
+        sensors: Option<&Sensors>,
+    ) -> Result<Option<Measured>, Failure> {
         let measures = self.cli.mode() == Mode::Measure;
-        let protocol = device::protocol();
+        let protocol = backend::of(self.cli)?.protocol();
         let protocol = if measures { protocol } else { protocol.without_warm_up() };
         let preparing = Progress::start(format!("{}: checking and warming up", entry.id));
         let prepared =
             measure::prepare(capture, &protocol).map_err(|error| Failure::case(error.to_string()))?;
         drop(preparing);
         if !measures {
-            return self.run_once(group, entry, batch, capture);
+            return self.run_once(group, entry, batch, capture).map(|()| None);
         }
         if !prepared.steady {
             eprintln!("warning: {}: times still drifted when the warm-up ended", entry.id);
         }
-        let configuration = device::configuration(self.cli, entry, plan);
-        let old = self.baselines.before(entry, &configuration)?;
-        let measured = self.measure(group, entry, batch, capture, prepared)?;
-        self.save(entry, &configuration, driver, &measured)?;
-        self.tell(entry, batch, &measured, old.as_ref());
-        self.results.push(self.result(entry, &plan.case, batch, configuration, measured));
-        Ok(())
+        self.measure(group, entry, batch, capture, prepared, sensors).map(Some)
     }
 
     /// Test and profile mode: Criterion calls the closure, nothing is kept.
@@ -239,12 +270,15 @@ impl Bench<'_> {
         batch: &Batch,
         capture: &mut dyn Capture,
         prepared: Prepared,
+        sensors: Option<&Sensors>,
     ) -> Result<Measured, Failure> {
         let replays = u64::from(self.cli.iters) * u64::from(self.cli.samples);
         let sampling = self.sampling(replays, prepared.wall);
-        let mut broken = None;
+        let (mut broken, mut telemetry) = (None, None);
         let calls = group.bench(names(entry), Tokens(batch.num_tokens() as u64), Some(sampling), |n| {
-            measure::replay(capture, n).map_err(|error| broken = Some(error)).ok()
+            let replays = measure::replay(capture, n).map_err(|error| broken = Some(error)).ok();
+            telemetry = sensors.map(|read| read());
+            replays
         });
         if let Some(error) = broken {
             self.store.recover()?; // Criterion has saved what the failed calls returned
@@ -252,7 +286,8 @@ impl Bench<'_> {
         }
         let replays = self.counted(&calls, sampling, replays, capture)?;
         let latency = Latency::of(capture.timer(), &measure::times(&replays), self.cli.iters as usize);
-        Ok(Measured { replays, latency, checks: prepared.checks })
+        let around = Surroundings { telemetry, ..Surroundings::default() };
+        Ok(Measured { replays, latency, checks: prepared.checks, around })
     }
 
     fn sampling(&self, replays: u64, wall: Duration) -> Sampling {
@@ -300,7 +335,7 @@ impl Bench<'_> {
             configuration: configuration.clone(),
             seed: self.cli.seed,
             driver,
-            kernels: None,
+            around: measured.around.clone(),
             median_us: measured.latency.median,
             ranks: vec![RankTimes {
                 latency_us: measured.latency.clone(),
@@ -316,8 +351,14 @@ impl Bench<'_> {
     }
 
     /// The lines under Criterion's.
-    fn tell(&mut self, entry: &Entry, batch: &Batch, measured: &Measured, old: Option<&Sidecar>) {
-        let limit = device::spread_limit_pct();
+    fn tell(
+        &mut self,
+        entry: &Entry,
+        batch: &Batch,
+        measured: &Measured,
+        old: Option<&Sidecar>,
+    ) -> Result<(), Failure> {
+        let limit = backend::of(self.cli)?.spread_limit_pct();
         let latency = &measured.latency;
         let rate = tokens_per_second(batch, latency);
         eprintln!(
@@ -330,9 +371,13 @@ impl Bench<'_> {
                 entry.id, latency.sample_spread_pct
             );
         }
+        for line in surroundings::lines(&measured.around, latency.median, &measured.replays) {
+            eprintln!("{}: {line}", entry.id);
+        }
         if self.baselines.report(entry, old, latency.median) {
             self.status = self.status.max(REGRESSION);
         }
+        Ok(())
     }
 
     fn result(
@@ -343,7 +388,7 @@ impl Bench<'_> {
         configuration: Configuration,
         measured: Measured,
     ) -> CaseResult {
-        let Measured { replays, latency, checks } = measured;
+        let Measured { replays, latency, checks, around } = measured;
         CaseResult {
             case: case.name.clone(),
             requests: case.requests.iter().map(Into::into).collect(),
@@ -365,6 +410,7 @@ impl Bench<'_> {
                 checks,
                 clock_mhz: clocks(&replays),
                 latency_us: latency,
+                around,
             }],
         }
     }

@@ -4,38 +4,17 @@ use std::path::Path;
 
 use serde_json::json;
 
+use super::backend::{self, Backend};
 use super::progress::Progress;
 use super::suite::Entry;
-use super::{CASE, Failure, refuse};
-use crate::backend::cpu::{self, CpuDevice, CpuOptions};
-use crate::backend::{BackendError, Capture, Device, DeviceInfo, Dtype, Ops, Weights};
+use super::{CASE, Failure};
+use crate::backend::{BackendError, Capture, Device, DeviceInfo, Ops};
 use crate::baseline::Configuration;
 use crate::batch::{Batch, BatchPlan, Limits};
 use crate::case::Case;
-use crate::cli::{Cli, DtypeArg, LoadFormat};
-use crate::measure::Protocol;
-use crate::model::cost::{self, ElementBytes, OpCost};
-use crate::model::{Checkpoint, Model, ModelConfig};
-use crate::units::Bytes;
-
-/// The model where neither the command line nor a file names one.
-pub fn default_model(_cli: &Cli) -> &'static str {
-    "smollm2-135m"
-}
-
-/// The folder of shape files where the command line names none.
-pub fn default_folder(_cli: &Cli) -> &'static str {
-    "shapes/cpu"
-}
-
-/// The CPU backend holds everything in float32.
-const ELEMENT: ElementBytes = ElementBytes { weight: 4, kv: 4 };
-
-/// Steady replays on a shared processor agree to this.
-const STEADY: f64 = 0.05;
-
-/// Samples' medians that spread by more than this, in percent, are warned about.
-const SPREAD_LIMIT_PCT: f64 = 5.0;
+use crate::cli::{Cli, LoadFormat};
+use crate::model::cost::{self, OpCost};
+use crate::model::{Model, ModelConfig};
 
 /// A case on its model, as far as it is known without a device.
 pub struct Plan {
@@ -72,14 +51,14 @@ impl Plan {
     }
 
     /// Bytes and FLOPs by operation.
-    pub fn costs(&self) -> Vec<OpCost> {
-        cost::costs(&self.model.config, &self.case.requests, ELEMENT)
+    pub fn costs(&self, backend: &Backend) -> Vec<OpCost> {
+        cost::costs(&self.model.config, &self.case.requests, backend.element())
     }
 }
 
 /// Refuses what no case could run with, before anything does; a case that cannot run by itself is told of later.
 pub fn check_settings(cli: &Cli, selected: &[&Entry]) -> Result<(), Failure> {
-    kv_bytes(cli)?;
+    backend::kv_bytes(cli)?;
     for entry in selected {
         if let Err(failure) = Plan::of(cli, entry).map(drop)
             && failure.status != CASE
@@ -96,12 +75,6 @@ pub fn check_settings(cli: &Cli, selected: &[&Entry]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn kv_bytes(cli: &Cli) -> Result<Bytes, Failure> {
-    let bytes =
-        refuse::bytes("--kv-cache-memory-bytes", &cli.kv_cache_memory_bytes).map_err(Failure::usage)?;
-    Ok(Bytes(u128::from(bytes)))
-}
-
 /// Positions that a request may reach; says once a process if that is more than the model was made for.
 fn max_model_len(cli: &Cli, config: &ModelConfig) -> u32 {
     static SAID: std::sync::Once = std::sync::Once::new();
@@ -115,34 +88,29 @@ fn max_model_len(cli: &Cli, config: &ModelConfig) -> u32 {
     length
 }
 
-/// The type that weights and KV are rounded to.
-fn dtype(cli: &Cli) -> Dtype {
-    match cli.dtype {
-        DtypeArg::Auto | DtypeArg::Float32 => Dtype::Float32,
-        DtypeArg::Bfloat16 => Dtype::Bfloat16,
-        DtypeArg::Float16 => Dtype::Float16,
-    }
-}
-
 /// What a case is measured on, as far as comparisons care.
-pub fn configuration(cli: &Cli, entry: &Entry, plan: &Plan) -> Configuration {
-    let info = cpu::info();
-    let dtype = json!(dtype(cli));
-    Configuration {
-        backend: info.backend,
-        device: format!("{}, {} threads", info.name, info.units),
+pub fn configuration(cli: &Cli, entry: &Entry, plan: &Plan) -> Result<Configuration, Failure> {
+    let backend = backend::of(cli)?;
+    let dtype = json!(backend.dtype(cli));
+    let mut draws = json!({
+        "requests": plan.case.requests.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "kv_init": cli.kv_init,
+        "num_speculative_tokens": entry.num_speculative_tokens,
+    });
+    if *backend != Backend::Cpu {
+        draws["l2"] = json!(cli.l2);
+    }
+    Ok(Configuration {
+        backend: backend.info().backend,
+        device: backend.device(),
         dtype: dtype.as_str().unwrap_or_default().to_owned(),
         model: json!({ "config": plan.model.config.json, "load_format": cli.load_format }),
         layout: json!({
             "tensor_parallel_size": 1, "data_parallel_size": 1, "pipeline_parallel_size": 1,
             "enable_expert_parallel": false, "block_size": cli.block_size,
         }),
-        draws: json!({
-            "requests": plan.case.requests.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "kv_init": cli.kv_init,
-            "num_speculative_tokens": entry.num_speculative_tokens,
-        }),
-    }
+        draws,
+    })
 }
 
 /// A device that holds a model.
@@ -156,20 +124,18 @@ impl Loaded {
     /// Opens the device and gives it the entry's model.
     pub fn load(cli: &Cli, model_name: &str, model: Model) -> Result<Self, Failure> {
         let _progress = Progress::start(format!("{model_name}: loading weights"));
-        let options = CpuOptions {
-            kv_bytes: kv_bytes(cli)?,
-            dtype: dtype(cli),
-            kv_init: cli.kv_init,
-            seed: cli.seed,
-            threads: None,
-        };
-        let device = match cli.load_format {
-            LoadFormat::Dummy => CpuDevice::new(&model.spec, &Weights::Dummy { seed: cli.seed }, &options),
-            LoadFormat::Safetensors => Checkpoint::open(Path::new(model_name), &model.spec)
-                .and_then(|checkpoint| CpuDevice::new(&model.spec, &Weights::Read(&checkpoint), &options)),
-        };
-        let device = Box::new(device.map_err(|error| failure(&error))?);
+        let device = backend::of(cli)?.open(cli, model_name, &model).map_err(|error| failure(&error))?;
         Ok(Self { name: model_name.to_owned(), model, device })
+    }
+
+    /// Hash of the device's kernels.
+    pub fn kernels_hash(&self) -> Option<String> {
+        self.device.kernels_hash().map(str::to_owned)
+    }
+
+    /// The device, to measure its ceilings on or to read its sensors.
+    pub fn device(&mut self) -> &mut dyn Device {
+        &mut *self.device
     }
 
     /// Whether this is the entry's model.
@@ -226,14 +192,4 @@ fn failure(error: &BackendError) -> Failure {
         BackendError::Weights(_) | BackendError::Unsupported(_) => Failure::usage(error.to_string()),
         _ => Failure::case(error.to_string()),
     }
-}
-
-/// What a measurement must satisfy.
-pub fn protocol() -> Protocol {
-    Protocol::own_models(STEADY)
-}
-
-/// See [`SPREAD_LIMIT_PCT`].
-pub fn spread_limit_pct() -> f64 {
-    SPREAD_LIMIT_PCT
 }

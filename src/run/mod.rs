@@ -4,7 +4,9 @@
 //! stages: the first takes our flags, checks everything that can be checked without a device, and replaces the process
 //! with itself, given what Criterion knows; the second measures.
 
+mod backend;
 mod bench;
+mod ceilings;
 mod compare;
 mod device;
 mod handover;
@@ -13,6 +15,7 @@ mod plan;
 mod progress;
 mod refuse;
 mod suite;
+mod surroundings;
 mod verify;
 
 use std::process::ExitCode;
@@ -141,5 +144,6 @@ fn second_stage(cli: &Cli) -> Result<u8, Failure> {
 }
 
 fn load_suite(cli: &Cli) -> Result<Suite, Failure> {
-    Suite::load(cli, device::default_model(cli), device::default_folder(cli))
+    let backend = backend::of(cli)?;
+    Suite::load(cli, backend.default_model(cli), backend.default_folder())
 }

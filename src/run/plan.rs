@@ -3,7 +3,7 @@
 use std::io::{BufWriter, ErrorKind, Write, stdout};
 
 use super::suite::Entry;
-use super::{Failure, device};
+use super::{Failure, backend, device};
 use crate::case::Case;
 use crate::cli::{Cli, PlanFormat};
 use crate::report::plan::{OpRow, PlanRow, write_json, write_table};
@@ -27,8 +27,8 @@ pub fn print(cli: &Cli, selected: &[&Entry], format: PlanFormat) -> Result<u8, F
 
 fn row(cli: &Cli, entry: &Entry) -> Result<PlanRow, Failure> {
     let plan = device::Plan::of(cli, entry)?;
-    let ops =
-        plan.costs().into_iter().map(|cost| OpRow { op: cost.op, bytes: cost.bytes, flops: cost.flops });
+    let costs = plan.costs(backend::of(cli)?).into_iter();
+    let ops = costs.map(|cost| OpRow { op: cost.op, bytes: cost.bytes, flops: cost.flops });
     Ok(PlanRow {
         id: entry.id.clone(),
         name: plan.case.name.clone(),

@@ -1,9 +1,9 @@
 //! One op at a time on both devices, from the same 16-bit inputs.
 
 use forward_bench::backend::cpu::{CpuDevice, CpuOptions};
-use forward_bench::backend::cuda::{CudaDevice, CudaOptions, L2};
+use forward_bench::backend::cuda::{CudaDevice, CudaOptions};
 use forward_bench::backend::{
-    Act, BackendError, Device, Dtype, Forward, KvInit, KvLayer, Rope, StepSpec, WeightRole, WeightSource, WeightSpec,
+    Act, BackendError, Device, Dtype, Forward, KvInit, KvLayer, L2, Rope, StepSpec, WeightRole, WeightSource, WeightSpec,
     Weights, dummy,
 };
 use forward_bench::batch::{Batch, BatchPlan, KvGroup, Limits};

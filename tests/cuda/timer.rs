@@ -6,8 +6,8 @@ use forward_bench::backend::cuda::compile::{Compiler, File};
 use forward_bench::backend::cuda::custom::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use forward_bench::backend::cuda::custom::cudarc::nvrtc::Ptx;
 use forward_bench::backend::cuda::custom::{CustomCapture, CustomForward};
-use forward_bench::backend::cuda::{Gpu, L2};
-use forward_bench::backend::{BackendError, Capture, Replay};
+use forward_bench::backend::cuda::Gpu;
+use forward_bench::backend::{BackendError, Capture, L2, Replay};
 
 /// Spins for given times in the forward and in what comes before it.
 struct Spin {
@@ -91,12 +91,18 @@ fn work_on_another_stream_is_not_seen() {
     let mut capture = capture(&gpu, L2::Warm, "spin_nanos", 50_000, 0);
     let other = gpu.context.new_stream().unwrap();
     let kernel = kernel(&gpu, "spin_nanos");
-    for _ in 0..10 {
+    // The first launch on a second stream makes the driver set it up, which may delay whatever else runs.
+    spin(&other, &kernel, 1_000).unwrap();
+    other.synchronize().unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..20 {
         spin(&other, &kernel, 20_000_000).unwrap();
-        let time = capture.replay().unwrap().time.micros();
+        seen.push(capture.replay().unwrap());
         other.synchronize().unwrap();
-        assert!(time < 60.0, "{time} µs");
     }
+    println!("50 µs beside 20 ms on another stream: {seen:?}");
+    assert!((median(&seen) - 50.0).abs() < 4.0, "{} µs", median(&seen));
+    assert!(seen.iter().all(|replay| replay.time.micros() < 1_000.0));
 }
 
 #[test]

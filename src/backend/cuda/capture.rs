@@ -4,11 +4,11 @@ use super::device::Parts;
 use super::memory::Buffer;
 use super::pool::{Direction, Segments};
 use super::step::{Launch, Prepare, Step};
-use super::timed::{L2, Timed};
+use super::timed::Timed;
 use super::tune::Tuner;
 use super::weights::from_bits;
 use crate::backend::tape::Checked;
-use crate::backend::{Act, BackendError, Capture, Forward, Replay};
+use crate::backend::{Act, BackendError, Capture, Forward, L2, Replay};
 use crate::batch::Batch;
 use crate::units::Bytes;
 

@@ -6,10 +6,10 @@ use super::compile::File;
 use super::device::Parts;
 use super::gemm::{Operands, Shape};
 use super::memory::Buffer;
-use super::timed::{L2, Timed, read_sum};
+use super::timed::{Timed, read_sum};
 use super::tune::{Job, Tuner};
 use super::weights::{to_bits, uniform};
-use crate::backend::{BackendError, GemmRate, dummy};
+use crate::backend::{BackendError, GemmRate, L2, dummy};
 use crate::stats::median;
 
 /// The data that is read: far more than any cache holds.

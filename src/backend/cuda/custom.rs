@@ -11,8 +11,8 @@ use cudarc::driver::CudaStream;
 
 use super::gpu::Gpu;
 use super::kernels::Kernels;
-use super::timed::{L2, Timed};
-use crate::backend::{BackendError, Capture, Dtype, Replay};
+use super::timed::Timed;
+use crate::backend::{BackendError, Capture, Dtype, L2, Replay};
 use crate::units::Bytes;
 
 /// A forward that puts its work on a stream.

@@ -127,3 +127,20 @@ pub(super) fn device(ordinal: usize) -> Result<sys::CUdevice, BackendError> {
     }
     Ok(device)
 }
+
+/// Bytes of a device's memory.
+pub(super) fn total_memory(ordinal: usize) -> Result<usize, BackendError> {
+    let device = device(ordinal)?;
+    // SAFETY: the device was just given by the driver.
+    unsafe { result::device::total_mem(device) }.map_err(driver("asking the device"))
+}
+
+/// A device's name and how many multiprocessors it has.
+pub(super) fn name_and_units(ordinal: usize) -> Result<(String, usize), BackendError> {
+    let device = device(ordinal)?;
+    let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    // SAFETY: the device was just given by the driver.
+    let units = unsafe { result::device::get_attribute(device, which) }.map_err(driver("asking the device"))?;
+    let name = result::device::get_name(device).map_err(driver("asking the device"))?;
+    Ok((name, units.max(0) as usize))
+}

@@ -42,7 +42,6 @@ pub use attention::{decode_shared, prefill_shared};
 pub use gpu::Gpu;
 pub use library::available;
 pub use memory::Buffer;
-pub use timed::L2;
 
 use self::capture::CudaCapture;
 use self::device::{Parts, Ropes};
@@ -52,7 +51,7 @@ use self::pool::{Budget, KvPool};
 use self::telemetry::Nvml;
 use self::tune::Tuner;
 use super::{
-    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, GemmRate, KvInit, StepSpec, Telemetry, Weights, check,
+    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, GemmRate, KvInit, L2, Sensors, StepSpec, Weights, check,
 };
 use crate::batch::Batch;
 use crate::units::Bytes;
@@ -87,7 +86,6 @@ pub struct CudaDevice {
     l2: L2,
     info: DeviceInfo,
     kernels_hash: String,
-    nvml: Option<Nvml>,
 }
 
 impl CudaDevice {
@@ -118,18 +116,13 @@ impl CudaDevice {
         let acts = spec.acts.iter().map(act).collect::<Result<_, BackendError>>()?;
         let budget = budget(gpu, options)?;
         let kv = KvPool::new(&kernels, spec, budget, options.kv_init, options.seed)?;
-        let info = DeviceInfo {
-            backend: "cuda".into(),
-            name: gpu.name.clone(),
-            driver: Some(telemetry::driver(gpu)),
-            units: gpu.multiprocessors as usize,
-        };
+        let info = info(options.device)?;
         let tuner = Tuner::new(&gemm, options.retune);
         let ropes = Ropes::new(&spec.ropes);
         let (spec, max_tokens) = (spec.clone(), options.max_tokens);
         let parts = Parts { spec, gemm, kv, weights, acts, ropes, max_tokens, kernels };
         let (l2, kernels_hash) = (options.l2, compile::kernels_hash());
-        Ok(Self { parts, tuner, l2, info, kernels_hash, nvml: Nvml::open(&gpu.uuid) })
+        Ok(Self { parts, tuner, l2, info, kernels_hash })
     }
 
     /// A weight as it is stored, for tests: `[rows, cols]` row-major.
@@ -143,15 +136,27 @@ impl CudaDevice {
     }
 }
 
-/// Whether memory for one model and one block is there, before anything is loaded: bytes of the weights against the device's.
+/// Whether the device has memory for a model's weights and a tenth more, as far as its size says; nothing is started on it.
 ///
 /// # Errors
 /// If CUDA cannot be used.
 pub fn fits(device: usize, spec: &StepSpec, memory_utilization: f64) -> Result<bool, BackendError> {
-    let gpu = Gpu::open(device)?;
-    let (free, total) = gpu.memory()?;
-    let share = (total as f64 * memory_utilization).min(free as f64);
-    Ok(weights::bytes(spec) as f64 * 1.1 < share)
+    available()?;
+    let total = library::guarded(|| library::total_memory(device))?;
+    Ok(weights::bytes(spec) as f64 * 1.1 < total as f64 * memory_utilization)
+}
+
+/// What a device is; nothing is started on it.
+///
+/// # Errors
+/// If CUDA cannot be used or there is no such device.
+pub fn info(device: usize) -> Result<DeviceInfo, BackendError> {
+    available()?;
+    library::guarded(|| {
+        let (name, units) = library::name_and_units(device)?;
+        let driver = Some(telemetry::driver(library::driver_version()?));
+        Ok(DeviceInfo { backend: "cuda".into(), name, driver, units })
+    })
 }
 
 /// What the share of memory leaves for KV.
@@ -221,8 +226,9 @@ impl Device for CudaDevice {
         Some(&self.kernels_hash)
     }
 
-    fn telemetry(&mut self) -> Option<Telemetry> {
-        self.nvml.as_ref().map(Nvml::read)
+    fn sensors(&self) -> Option<Sensors> {
+        let nvml = Nvml::open(&self.parts.kernels.gpu.uuid)?;
+        Some(Box::new(move || nvml.read()))
     }
 
     fn read_rate(&mut self) -> Result<Option<f64>, BackendError> {

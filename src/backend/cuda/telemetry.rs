@@ -4,7 +4,6 @@ use nvml_wrapper::Nvml as Library;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 
-use super::gpu::Gpu;
 use crate::backend::Telemetry;
 
 /// NVML, and which of its devices is ours.
@@ -56,8 +55,8 @@ fn name(library: &Library, pid: u32) -> String {
 }
 
 /// The driver's version, with CUDA's.
-pub(super) fn driver(gpu: &Gpu) -> String {
-    let cuda = format!("CUDA {}.{}", gpu.driver / 1000, gpu.driver % 1000 / 10);
+pub(super) fn driver(cuda: i32) -> String {
+    let cuda = format!("CUDA {}.{}", cuda / 1000, cuda % 1000 / 10);
     let version = Library::init().and_then(|library| library.sys_driver_version());
     version.map_or_else(|_| cuda.clone(), |version| format!("{version} ({cuda})"))
 }

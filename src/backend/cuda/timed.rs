@@ -7,20 +7,9 @@ use super::gpu::Event;
 use super::graph::Graph;
 use super::kernels::{Arg, Function, Grid, Kernels};
 use super::memory::Buffer;
-use crate::backend::{BackendError, Replay};
+use crate::backend::{BackendError, L2, Replay};
 use crate::stats::median;
 use crate::units::Nanos;
-
-/// What the L2 cache holds when a timed forward starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum L2 {
-    /// What the replay before left there.
-    #[default]
-    Warm,
-    /// None of the forward's data: more than twice its size was read.
-    Cold,
-}
 
 /// Shorter intervals say nothing about the clock: the global timer ticks too coarsely.
 const MIN_CLOCK_NANOS: f64 = 20_000.0;

@@ -1,0 +1,61 @@
+//! The device's ceilings and a case's floors.
+
+use super::Failure;
+use crate::backend::{BackendError, Device, GemmRate};
+use crate::measure::limits::{Floors, Measured};
+use crate::model::cost::{self, Ceilings, OpCost};
+use crate::units::{Bytes, Flops};
+
+/// What was measured in this process so far.
+#[derive(Debug, Default)]
+pub struct Known {
+    read: Option<f64>,
+    gemm: Option<GemmRate>,
+}
+
+/// The ceilings directly before a case.
+pub struct Before {
+    read: f64,
+    gemm: GemmRate,
+    /// Whether the product's rate decides the floor, so that it is measured again afterwards.
+    computes: bool,
+}
+
+impl Known {
+    /// Measures what is not known yet, and the product's rate again if it decides the case's floor. None: the device measures
+    /// no ceilings. KV blocks lose their contents.
+    pub fn before(&mut self, device: &mut dyn Device, costs: &[OpCost]) -> Result<Option<Before>, Failure> {
+        let failed = |error: BackendError| Failure::case(format!("the ceilings: {error}"));
+        if self.read.is_none() {
+            self.read = device.read_rate().map_err(failed)?;
+        }
+        let Some(read) = self.read else { return Ok(None) };
+        let fresh = self.gemm.is_none();
+        if fresh {
+            self.gemm = device.gemm_rate().map_err(failed)?;
+        }
+        let Some(mut gemm) = self.gemm else { return Ok(None) };
+        let seconds = cost::total_flops(costs).0 as f64 / gemm.flops_per_second;
+        let computes = seconds > cost::total_bytes(costs).0 as f64 / read;
+        if computes && !fresh {
+            gemm = device.gemm_rate().map_err(failed)?.unwrap_or(gemm);
+        }
+        Ok(Some(Before { read, gemm, computes }))
+    }
+}
+
+impl Before {
+    /// The case's floors, the product measured again if it decides them.
+    pub fn after(self, device: &mut dyn Device, costs: &[OpCost]) -> Result<Floors, BackendError> {
+        let mut gemm = vec![self.gemm];
+        if self.computes {
+            gemm.extend(device.gemm_rate()?);
+        }
+        let measured = Measured { read_bytes_per_second: self.read, gemm };
+        let rates = Ceilings {
+            read: Bytes(measured.read_bytes_per_second as u128),
+            gemm: Flops(measured.gemm_flops_per_second() as u128),
+        };
+        Ok(Floors::new(cost::floor(costs, rates), cost::serial_floor(costs, rates), measured))
+    }
+}
