@@ -97,9 +97,12 @@ DEVICE uint4 load16(const void *p) { return *(const uint4 *)p; }
 DEVICE void store16(void *p, uint4 v) { *(uint4 *)p = v; }
 
 // A read of data that nobody writes while the kernel runs and that is read once: it takes no place in L1.
+#ifndef STREAM_HINT
+#define STREAM_HINT ".L1::no_allocate.L2::256B"
+#endif
 DEVICE uint4 load16_stream(const void *p) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc" STREAM_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;

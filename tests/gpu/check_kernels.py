@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import nvrtc
-from compile_all import decode_shared, prefill_shared
+from compile_all import decode_shared, prefill_shared, wgmma_shared
 import plan
 
 ARCH = "sm_90a"
@@ -30,8 +30,10 @@ def macros(dtype, **more):
 
 
 CONFIGS = [(128, 4, 16), (128, 8, 32), (64, 3, 16), (16, 2, 16), (256, 2, 64), (80, 7, 64), (24, 1, 32), (192, 4, 16), (96, 16, 16)]
-GEMV_VARIANTS = [dict(), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=4), dict(N_TILES=1, UNROLL=8, MIN_BLOCKS=3), dict(N_TILES=2, UNROLL=4, WARPS=4, MIN_BLOCKS=6), dict(N_TILES=2, UNROLL=4, MIN_BLOCKS=2),
-                 dict(N_TILES=1, UNROLL=8, WARPS=4, MIN_BLOCKS=6), dict(N_TILES=4, UNROLL=2, MIN_BLOCKS=2), dict(N_TILES=2, UNROLL=2, MIN_BLOCKS=4)]
+READ_VARIANTS = [dict(READ_UNROLL=u, STREAM_HINT=h) for u in (4, 8, 16) for h in ('""', '".L1::no_allocate"', '".L1::no_allocate.L2::256B"')]
+GEMV_VARIANTS = [dict(), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=4), dict(N_TILES=2, UNROLL=4, WARPS=4, MIN_BLOCKS=6), dict(N_TILES=2, UNROLL=2, MIN_BLOCKS=4),
+                 dict(N_TILES=1, UNROLL=2, MIN_BLOCKS=6), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=6), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=4, STREAM_HINT='".L1::no_allocate"'),
+                 dict(N_TILES=2, UNROLL=2, MIN_BLOCKS=4, STREAM_HINT='".L1::no_allocate"'), dict(N_TILES=4, UNROLL=2, WARPS=4, MIN_BLOCKS=4)]
 
 
 def wanted():
@@ -43,8 +45,12 @@ def wanted():
         for d, g, bs in CONFIGS if dtype == "bf16" else CONFIGS[:4]:
             yield "rope", macros(dtype, HEAD_DIM=d, BLOCK_SIZE=bs)
             yield "prefill", macros(dtype, HEAD_DIM=d, GROUP=g, BLOCK_SIZE=bs)
+            if plan.wgmma_serves(d, bs):
+                yield "prefill_hopper", macros(dtype, HEAD_DIM=d, GROUP=g, BLOCK_SIZE=bs)
             for m in (1, 2) if d <= 128 else (1,):
                 yield "decode", macros(dtype, HEAD_DIM=d, GROUP=g, BLOCK_SIZE=bs, M_TILES=m)
+    for v in READ_VARIANTS:
+        yield "state", macros("bf16", **v)
     for v in GEMV_VARIANTS:
         for high in (0, 1):
             yield "gemv", macros("bf16", HIGH_ROWS=high, **v)
@@ -131,14 +137,15 @@ class Kernels:
 
     def add_rmsnorm(self, delta, residual, weight, eps, out):
         t, h = out.shape
-        v = (h + 8191) // 8192
-        threads = min(1024, ((h // 8 + v - 1) // v + 31) // 32 * 32)
+        threads = min(1024, (h // 8 + 31) // 32 * 32) if t < 256 else max(128, (h // 32 + 31) // 32 * 32)
         self.d.launch(self.get("norm", "add_rmsnorm"), (t,), (threads,), 0, delta, residual, weight, out, h, eps)
 
     def rope(self, qkv, qn, kn, table, positions, slots, kv, q_heads, kv_heads, d, bs, eps):
         t = qkv.shape[0]
-        groups = (q_heads + 2 * kv_heads + 3) // 4
-        self.d.launch(self.get("rope", "qk_norm_rope_kvwrite", HEAD_DIM=d, BLOCK_SIZE=bs), ((t * groups + 7) // 8,), (256,), 0,
+        lanes = next(1 << i for i in range(6) if 1 << i >= d // 8)
+        few = t <= 64
+        groups = -(-(q_heads + 2 * kv_heads) // (32 // lanes * (1 if few else 2)))
+        self.d.launch(self.get("rope", "qk_norm_rope_kvwrite" + ("_few" if few else ""), HEAD_DIM=d, BLOCK_SIZE=bs), ((t * groups + 3) // 4,), (128,), 0,
                       qkv, qn, kn, table, positions, slots, kv, t, q_heads, kv_heads, eps)
 
     def decode(self, a, p, out, parts, window=0, m_tiles=1, **extra):
@@ -157,6 +164,11 @@ class Kernels:
         self.d.launch(self.get("prefill", "prefill_attention", HEAD_DIM=d, GROUP=a.group, BLOCK_SIZE=a.block_size), (len(items),), (128,), prefill_shared(d),
                       a.qkv, a.kv, a.tables, a.query_start, a.kv_lens, items, out, a.qkv.shape[1], a.tables.shape[1], a.kv_heads, window, a.scale)
 
+    def prefill_wgmma(self, a, shares, out, window=0):
+        d, (items, block_items, blocks) = a.head_dim, shares
+        self.d.launch(self.get("prefill_hopper", "prefill_wgmma", HEAD_DIM=d, GROUP=a.group, BLOCK_SIZE=a.block_size), (blocks,), (384,), wgmma_shared(d),
+                      a.qkv, a.kv, a.tables, a.query_start, a.kv_lens, items, block_items, out, a.qkv.shape[1], a.tables.shape[1], a.kv_heads, window, a.scale)
+
     def gemv(self, x, w, bias, out, **extra):
         (t, k), n = x.shape, w.shape[0]
         m = dict(HIGH_ROWS=int(t > 8), **extra)
@@ -166,8 +178,8 @@ class Kernels:
         t, n = out.shape
         self.d.launch(self.get("gemv", "bias_add", HIGH_ROWS=0), ((n // 8 + 127) // 128, min(t, 65535)), (128,), 0, out, bias, t, n)
 
-    def read_sum(self, data, sums):
-        self.d.launch(self.get("state", "read_sum"), (len(sums),), (512,), 0, data, u64(data.numel() * data.element_size()), sums)
+    def read_sum(self, data, sums, **extra):
+        self.d.launch(self.get("state", "read_sum", **extra), (len(sums),), (512,), 0, data, u64(data.numel() * data.element_size()), sums)
 
 
 class Attention:
@@ -386,8 +398,8 @@ def check_attention(k, judge, configs):
             items = plan.prefill(reqs, kvh, g, plan.prefill_rows(d), window, "cuda")
             first, again = twice(lambda: k.prefill(a, items, out, window), out)
             judge.see(f"prefill D={d}", (d, g, bs, kvh, reqs, window), first, ref, k.dtype, again)
-            if hasattr(k, "prefill_wgmma") and plan.wgmma_serves(d, bs):
-                items = plan.prefill(reqs, kvh, g, plan.WGMMA_ROWS, window, "cuda")
+            for blocks in (1, 3, k.sms) if plan.wgmma_serves(d, bs) else ():
+                items = plan.prefill_shares(reqs, kvh, g, window, blocks, "cuda")
                 first, again = twice(lambda: k.prefill_wgmma(a, items, out, window), out)
                 judge.see(f"prefill_wgmma D={d}", (d, g, bs, kvh, reqs, window), first, ref, k.dtype, again)
 
@@ -450,13 +462,19 @@ def check_state(k, judge):
     # probe and spin
     ring, state = torch.zeros(3, k.sms, 2, 2, dtype=torch.int64, device=dev), torch.zeros(2, dtype=torch.int32, device=dev)
     most = 227 * 1024
-    for i in range(4):
-        e = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        k.d.launch(k.get("state", "clock_probe"), (k.sms,), (32,), most, ring, state, u32(3), u32(k.sms), u32(0))
+    e = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)]
+    probe, spin = k.get("state", "clock_probe"), k.get("state", "spin_nanos")
+    for f in (probe, spin):
+        k.d.check(k.d.cuda.cuFuncSetAttribute(f, 8, most if f is probe else 0), "shared memory")
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g):
+        k.d.launch(probe, (k.sms,), (32,), most, ring, state, u32(3), u32(k.sms), u32(0))
         e[0].record()
-        k.d.launch(k.get("state", "spin_nanos"), (1,), (1,), 0, u64(1_000_000))
+        k.d.launch(spin, (1,), (1,), 0, u64(1_000_000))
         e[1].record()
-        k.d.launch(k.get("state", "clock_probe"), (k.sms,), (32,), most, ring, state, u32(3), u32(k.sms), u32(1))
+        k.d.launch(probe, (k.sms,), (32,), most, ring, state, u32(3), u32(k.sms), u32(1))
+    for i in range(4):
+        g.replay()
         torch.cuda.synchronize()
         seen = e[0].elapsed_time(e[1]) * 1000
     judge.exact("spin_nanos", seen, abs(seen - 1000) < 12)
@@ -503,12 +521,13 @@ def timings(k, table):
     dev, dt = "cuda", torch.bfloat16
     big = torch.randint(-2 ** 31, 2 ** 31 - 1, (1 << 30,), dtype=torch.int32, device=dev)
     best = None
-    for blocks in (4, 8, 16, 32):
-        sums = torch.zeros(blocks * k.sms, dtype=torch.int32, device=dev)
-        us = graph_time([lambda: k.read_sum(big, sums)], 1, 0.3)
-        if best is None or us < best[0]:
-            best = (us, blocks)
-        table(f"read_sum 4 GiB, {blocks} blocks/SM", us, bytes=4 << 30)
+    for blocks in (8, 16):
+        for v in READ_VARIANTS:
+            sums = torch.zeros(blocks * k.sms, dtype=torch.int32, device=dev)
+            us = graph_time([lambda: k.read_sum(big, sums, **v)], 1, 0.1)
+            if best is None or us < best[0]:
+                best = (us, blocks)
+            table(f"read_sum 4 GiB {{{blocks} blocks/SM {v}}}", us, bytes=4 << 30)
     bw = (4 << 30) / best[0] / 1e6
     us = graph_time([lambda: big.view(torch.float32).sum()], 1, 0.1)
     table("torch sum 4 GiB", us, bytes=4 << 30)
@@ -564,10 +583,9 @@ def timings(k, table):
         flops = 4 * 32 * 128 * q * (kv - (q - 1) / 2)
         items = plan.prefill(a.requests, 8, 4, plan.prefill_rows(128), 0, dev)
         table(f"prefill {name}", graph_time([lambda: k.prefill(a, items, out)], 2, 0.15), flops=flops)
-        if hasattr(k, "prefill_wgmma"):
-            items = plan.prefill(a.requests, 8, 4, plan.WGMMA_ROWS, 0, dev)
-            out.fill_(float("nan"))
-            table(f"prefill_wgmma {name}", graph_time([lambda: k.prefill_wgmma(a, items, out)], 2, 0.15), flops=flops)
+        items = plan.prefill_shares(a.requests, 8, 4, 0, k.sms, dev)
+        out.fill_(float("nan"))
+        table(f"prefill_wgmma {name}", graph_time([lambda: k.prefill_wgmma(a, items, out)], 2, 0.15), flops=flops)
         if q <= 8192:
             ref = a.reference(0)
             err = ((out.float() - ref).norm() / ref.norm()).item()

@@ -35,6 +35,10 @@ def prefill_shared(head_dim):
     return (bm + 4 * bn) * row_bytes(head_dim)
 
 
+def wgmma_shared(head_dim):
+    return 2048 + (2 * 128 + 4 * 128) * head_dim * 2
+
+
 def jobs(quick=False):
     """(file, arch, macros, {kernel: dynamic shared memory})"""
     for arch in ["sm_90a"] if quick else ARCHS:
@@ -50,6 +54,8 @@ def jobs(quick=False):
                     yield "rope", arch, {dtype: 1, "HEAD_DIM": d, "BLOCK_SIZE": bs}, {}
                     base = {dtype: 1, "HEAD_DIM": d, "GROUP": g, "BLOCK_SIZE": bs}
                     yield "prefill", arch, base, {"prefill_attention": prefill_shared(d)}
+                    if arch == "sm_90a" and d in (64, 128):
+                        yield "prefill_hopper", arch, base, {"prefill_wgmma": wgmma_shared(d)}
                     for m in (1, 2) if d <= 128 else (1,):
                         yield "decode", arch, {**base, "M_TILES": m}, {"decode_attention": decode_shared(d, m)}
 
