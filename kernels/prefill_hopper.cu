@@ -42,6 +42,11 @@ DEVICE void barrier_wait(u32 bar, u32 parity) {
                  "bra again;\n"
                  "done:}" ::"r"(bar), "r"(parity) : "memory");
 }
+DEVICE bool barrier_test(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    return done;
+}
 // Ordinary writes to shared memory before this can be seen by the tensor cores after it.
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void turn_wait(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
@@ -164,6 +169,16 @@ KERNEL __launch_bounds__(384, 1)
             barrier_arrive(full(signalled / 2 & 1, signalled & 1));
             signalled++;
         };
+        auto flush = [&]() {
+            if (sequence - signalled > 1) {
+                cp_async_wait<1>();
+                signal();
+            }
+            if (sequence > signalled) {
+                cp_async_wait<0>();
+                signal();
+            }
+        };
         for (int item = first_item; item < last_item; item++) {
             Tile t = tile_of(items[item], query_start, kv_lens, window);
             const int *table = block_tables + (i64)t.request * table_stride;
@@ -186,7 +201,11 @@ KERNEL __launch_bounds__(384, 1)
                 int stage = sequence / 2 & 1, parity = (sequence / 4 & 1) ^ 1;
 #pragma unroll
                 for (int v = 0; v < 2; v++) {
-                    barrier_wait(empty(stage, v), parity);
+                    // Before this warp sleeps it passes on everything that it has copied.
+                    if (!__all_sync(0xffffffffu, barrier_test(empty(stage, v), parity))) {
+                        flush();
+                        barrier_wait(empty(stage, v), parity);
+                    }
                     u32 to = (v ? v_tiles : k_tiles) + stage * KV_BYTES + to_in;
 #pragma unroll
                     for (int j = 0; j < BN / COPY_ROWS; j++) {
@@ -203,10 +222,7 @@ KERNEL __launch_bounds__(384, 1)
                 pages = next_pages;
             }
             // The consumers need the last tiles before they give the queries' place back.
-            cp_async_wait<1>();
-            if (sequence - signalled > 1) signal();
-            cp_async_wait<0>();
-            signal();
+            flush();
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -1,7 +1,7 @@
 // Norm of the query and key heads, rotary embedding, and the write of K and V to their slots.
 //
 // LANES threads serve one head of one token, four neighbouring pairs (i, i + HEAD_DIM / 2) each; a warp serves
-// HEADS = PASSES * 32 / LANES heads of one token. Two kernels differ in PASSES: qk_norm_rope_kvwrite (2) for throughput and
+// HEADS = PASSES * 32 / LANES heads of one token. Two kernels differ in PASSES: qk_norm_rope_kvwrite (4) for throughput and
 // qk_norm_rope_kvwrite_few (1) for the least latency with few tokens.
 //
 // Macros: HEAD_DIM, BLOCK_SIZE.
@@ -31,20 +31,18 @@ DEVICE void rope(elem *__restrict__ qkv, const elem *__restrict__ q_norm, const 
     int token = id / groups, first = (id - token * groups) * HEADS + lane / LANES;
     bool live = token < tokens && unit < UNITS;
     i64 slot = -1;
-    Four c = {}, s = {}, norms[2][2] = {};
+    int position = 0;
+    uint2 norms[2][2] = {};
     if (live) {
         slot = slots[token];
-        const float4 *angles = (const float4 *)(table + (i64)positions[token] * (HEAD_DIM / 2) + unit * 4);
-        float4 a = angles[0], b = angles[1];
-        c = {a.x, a.z, b.x, b.z};
-        s = {a.y, a.w, b.y, b.w};
+        position = positions[token];
         if (q_norm) {
-            norms[0][0] = unpack4(*(const uint2 *)(q_norm + unit * 4));
-            norms[0][1] = unpack4(*(const uint2 *)(q_norm + HEAD_DIM / 2 + unit * 4));
+            norms[0][0] = *(const uint2 *)(q_norm + unit * 4);
+            norms[0][1] = *(const uint2 *)(q_norm + HEAD_DIM / 2 + unit * 4);
         }
         if (k_norm) {
-            norms[1][0] = unpack4(*(const uint2 *)(k_norm + unit * 4));
-            norms[1][1] = unpack4(*(const uint2 *)(k_norm + HEAD_DIM / 2 + unit * 4));
+            norms[1][0] = *(const uint2 *)(k_norm + unit * 4);
+            norms[1][1] = *(const uint2 *)(k_norm + HEAD_DIM / 2 + unit * 4);
         }
     }
     pdl_wait();
@@ -61,6 +59,13 @@ DEVICE void rope(elem *__restrict__ qkv, const elem *__restrict__ q_norm, const 
             hi[p] = *(const uint2 *)(row + head * HEAD_DIM + HEAD_DIM / 2);
         }
     }
+    Four c = {}, s = {};
+    if (live) {
+        const float4 *angles = (const float4 *)(table + (i64)position * (HEAD_DIM / 2) + unit * 4);
+        float4 a = angles[0], b = angles[1];
+        c = {a.x, a.z, b.x, b.z};
+        s = {a.y, a.w, b.y, b.w};
+    }
     i64 block = slot / BLOCK_SIZE, in_block = slot - block * BLOCK_SIZE;
 #pragma unroll
     for (int p = 0; p < PASSES; p++) {
@@ -76,10 +81,11 @@ DEVICE void rope(elem *__restrict__ qkv, const elem *__restrict__ q_norm, const 
 #pragma unroll
             for (int d = LANES / 2; d > 0; d >>= 1) sum += __shfl_xor_sync(mask, sum, d);
             float inv = rsqrtf(sum / (float)HEAD_DIM + eps);
+            Four na = unpack4(is_q ? norms[0][0] : norms[1][0]), nb = unpack4(is_q ? norms[0][1] : norms[1][1]);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                a.v[i] *= inv * (is_q ? norms[0][0].v[i] : norms[1][0].v[i]);
-                b.v[i] *= inv * (is_q ? norms[0][1].v[i] : norms[1][1].v[i]);
+                a.v[i] *= inv * na.v[i];
+                b.v[i] *= inv * nb.v[i];
             }
         }
         if (!is_v) {
@@ -112,5 +118,5 @@ DEVICE void rope(elem *__restrict__ qkv, const elem *__restrict__ q_norm, const 
                                        int tokens, int q_heads, int kv_heads, float eps) {                                                            \
         rope<passes>(qkv, q_norm, k_norm, table, positions, slots, kv, tokens, q_heads, kv_heads, eps);                                               \
     }
-ROPE_KERNEL(qk_norm_rope_kvwrite, 2)
+ROPE_KERNEL(qk_norm_rope_kvwrite, 4)
 ROPE_KERNEL(qk_norm_rope_kvwrite_few, 1)

@@ -1,5 +1,6 @@
 // What surrounds a timed forward: state put back, caches flushed, clocks read, and the read-bandwidth ceiling.
 
+#define STREAM_HINT ".L1::no_allocate"
 #include "common.cuh"
 
 DEVICE u64 global_nanos() {
@@ -41,21 +42,18 @@ KERNEL __launch_bounds__(256) copy_segments(const Segment *__restrict__ segments
 // Reads a buffer: the read-bandwidth ceiling (4 GiB), and the flush of an L2 (more than twice its size; reading leaves
 // no dirty line whose write-back a timed kernel would pay for).
 // Launch: grid (any; 16 * multiprocessors is good), block (512, 1, 1). `bytes` is a multiple of 16.
-#ifndef READ_UNROLL
-#define READ_UNROLL 8
-#endif
 KERNEL __launch_bounds__(512) read_sum(const uint4 *__restrict__ data, // [bytes / 16]
                                        u64 bytes,
                                        u32 *__restrict__ sums) {        // [grid]
     __shared__ u32 warp_sums[16];
-    u64 vectors = bytes / 16, stride = (u64)gridDim.x * 512 * READ_UNROLL;
+    u64 vectors = bytes / 16, stride = (u64)gridDim.x * 512 * 8;
     u32 sum = 0;
-    for (u64 at = (u64)blockIdx.x * 512 * READ_UNROLL + threadIdx.x; at < vectors; at += stride) {
-        uint4 v[READ_UNROLL];
+    for (u64 at = (u64)blockIdx.x * 512 * 8 + threadIdx.x; at < vectors; at += stride) {
+        uint4 v[8];
 #pragma unroll
-        for (int i = 0; i < READ_UNROLL; i++) v[i] = at + i * 512 < vectors ? load16_stream(data + at + i * 512) : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < 8; i++) v[i] = at + i * 512 < vectors ? load16_stream(data + at + i * 512) : make_uint4(0, 0, 0, 0);
 #pragma unroll
-        for (int i = 0; i < READ_UNROLL; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
+        for (int i = 0; i < 8; i++) sum += (v[i].x + v[i].y) + (v[i].z + v[i].w);
     }
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);

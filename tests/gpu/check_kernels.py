@@ -30,10 +30,8 @@ def macros(dtype, **more):
 
 
 CONFIGS = [(128, 4, 16), (128, 8, 32), (64, 3, 16), (16, 2, 16), (256, 2, 64), (80, 7, 64), (24, 1, 32), (192, 4, 16), (96, 16, 16)]
-READ_VARIANTS = [dict(READ_UNROLL=u, STREAM_HINT=h) for u in (4, 8, 16) for h in ('""', '".L1::no_allocate"', '".L1::no_allocate.L2::256B"')]
-GEMV_VARIANTS = [dict(), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=4), dict(N_TILES=2, UNROLL=4, WARPS=4, MIN_BLOCKS=6), dict(N_TILES=2, UNROLL=2, MIN_BLOCKS=4),
-                 dict(N_TILES=1, UNROLL=2, MIN_BLOCKS=6), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=6), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=4, STREAM_HINT='".L1::no_allocate"'),
-                 dict(N_TILES=2, UNROLL=2, MIN_BLOCKS=4, STREAM_HINT='".L1::no_allocate"'), dict(N_TILES=4, UNROLL=2, WARPS=4, MIN_BLOCKS=4)]
+GEMV_VARIANTS = [dict(), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=4), dict(N_TILES=2, UNROLL=4, WARPS=4, MIN_BLOCKS=6), dict(N_TILES=2, UNROLL=2, MIN_BLOCKS=4), dict(N_TILES=1, UNROLL=2, MIN_BLOCKS=6)]
+DECODE_VARIANTS = [dict(), dict(COPY_HINT='""'), dict(COPY_HINT='".L2::256B"')]
 
 
 def wanted():
@@ -49,8 +47,8 @@ def wanted():
                 yield "prefill_hopper", macros(dtype, HEAD_DIM=d, GROUP=g, BLOCK_SIZE=bs)
             for m in (1, 2) if d <= 128 else (1,):
                 yield "decode", macros(dtype, HEAD_DIM=d, GROUP=g, BLOCK_SIZE=bs, M_TILES=m)
-    for v in READ_VARIANTS:
-        yield "state", macros("bf16", **v)
+    for v in DECODE_VARIANTS:
+        yield "decode", macros("bf16", HEAD_DIM=128, GROUP=4, BLOCK_SIZE=16, M_TILES=1, **v)
     for v in GEMV_VARIANTS:
         for high in (0, 1):
             yield "gemv", macros("bf16", HIGH_ROWS=high, **v)
@@ -144,7 +142,7 @@ class Kernels:
         t = qkv.shape[0]
         lanes = next(1 << i for i in range(6) if 1 << i >= d // 8)
         few = t <= 64
-        groups = -(-(q_heads + 2 * kv_heads) // (32 // lanes * (1 if few else 2)))
+        groups = -(-(q_heads + 2 * kv_heads) // (32 // lanes * (1 if few else 4)))
         self.d.launch(self.get("rope", "qk_norm_rope_kvwrite" + ("_few" if few else ""), HEAD_DIM=d, BLOCK_SIZE=bs), ((t * groups + 3) // 4,), (128,), 0,
                       qkv, qn, kn, table, positions, slots, kv, t, q_heads, kv_heads, eps)
 
@@ -522,12 +520,10 @@ def timings(k, table):
     big = torch.randint(-2 ** 31, 2 ** 31 - 1, (1 << 30,), dtype=torch.int32, device=dev)
     best = None
     for blocks in (8, 16):
-        for v in READ_VARIANTS:
-            sums = torch.zeros(blocks * k.sms, dtype=torch.int32, device=dev)
-            us = graph_time([lambda: k.read_sum(big, sums, **v)], 1, 0.1)
-            if best is None or us < best[0]:
-                best = (us, blocks)
-            table(f"read_sum 4 GiB {{{blocks} blocks/SM {v}}}", us, bytes=4 << 30)
+        sums = torch.zeros(blocks * k.sms, dtype=torch.int32, device=dev)
+        us = graph_time([lambda: k.read_sum(big, sums)], 1, 0.3)
+        best = min(best or (us, blocks), (us, blocks))
+        table(f"read_sum 4 GiB {{{blocks} blocks/SM}}", us, bytes=4 << 30)
     bw = (4 << 30) / best[0] / 1e6
     us = graph_time([lambda: big.view(torch.float32).sum()], 1, 0.1)
     table("torch sum 4 GiB", us, bytes=4 << 30)
@@ -568,15 +564,17 @@ def timings(k, table):
             p = plan.decode(reqs, 8, 4, 16, 0, per_sm * k.sms, dev)
             parts = p.parts(128)
             for pdl in (False, True):
-                k.d.pdl = pdl
-                us = graph_time([lambda a=a: k.decode(a, p, out, parts) for a in at], 4 if len(reqs) < 64 else 1, 0.05)
-                k.d.pdl = False
-                table(f"decode {name}, {per_sm} blocks/SM{' pdl' if pdl else ''}", us, bytes=kvb)
+                for v in DECODE_VARIANTS:
+                    k.d.pdl = pdl
+                    us = graph_time([lambda a=a: k.decode(a, p, out, parts, **v) for a in at], 4 if len(reqs) < 64 else 1, 0.05)
+                    k.d.pdl = False
+                    table(f"decode {name}, {per_sm} blocks/SM{' pdl' if pdl else ''} {v}", us, bytes=kvb)
         err = max(((out[at[-1].starts[r] : at[-1].starts[r + 1]].float() - (ref := at[-1].reference(r))).norm() / ref.norm()).item() for r in (0, len(reqs) - 1))
         if not err < 2 ** -8:
             print("FAILED decode", name, err)
         del at
 
+    layer_times(k, table)
     for name, (q, kv) in {"512": (512, 512), "4096": (4096, 4096), "8192": (8192, 8192), "16384": (16384, 16384), "2048@10240": (2048, 10240)}.items():
         a = Attention([(q, kv)], 128, 4, 8, 16, dt, poison=False)
         out = torch.empty(a.tokens, 4096, device=dev, dtype=dt)
@@ -612,6 +610,44 @@ def timings(k, table):
     n = 1 << 30
     o = torch.empty(n, device=dev, dtype=dt)
     table("fill_weight 1 Gi", graph_time([lambda: k.d.launch(k.get("fill", "fill_weight"), (65535,), (256,), 0, o, u64(n), u64(7), 0.02, 0.0)], 1), bytes=2 * n)
+
+
+def layer_times(k, table):
+    """A whole decoder layer of 4096 / 32 / 8 / 128 / 12288 at one token and 8192 positions, eight sets of weights in turn."""
+    import torch
+    dev, dt = "cuda", torch.bfloat16
+    r = lambda *s: torch.randn(*s, device=dev, dtype=dt) * 0.02
+    layers = [dict(qkv=r(6144, 4096), o=r(4096, 4096), gu=r(24576, 4096), down=r(4096, 12288), a=Attention([(1, 8192)], 128, 4, 8, 16, dt, poison=False)) for _ in range(8)]
+    one, qn = torch.ones(4096, device=dev, dtype=dt), torch.ones(128, device=dev, dtype=dt)
+    x, res, ctx, delta, gu, gated = r(1, 4096), r(1, 4096), r(1, 4096), r(1, 4096), r(1, 24576), r(1, 12288)
+    rt = torch.randn(8192, 64, 2, device=dev)
+    pos = torch.full((1,), 8191, device=dev, dtype=torch.int32)
+    p = plan.decode([(1, 8192)], 8, 4, 16, 0, 2 * k.sms, dev)
+    parts = p.parts(128)
+    best = dict(qkv=GEMV_VARIANTS[3], o=GEMV_VARIANTS[1], gu=GEMV_VARIANTS[2], down=GEMV_VARIANTS[1])
+
+    def layer(w, use_cublas, skip=()):
+        a = w["a"]
+        slots = w.setdefault("slots", (a.tables[0, -1].long() * 16 + 15).reshape(1))
+        mm = (lambda x, n, out: torch.mm(x, w[n].T, out=out)) if use_cublas else (lambda x, n, out: k.gemv(x, w[n], None, out, **best[n]))
+        k.add_rmsnorm(delta, res, one, 1e-6, x)
+        mm(x, "qkv", a.qkv)
+        k.rope(a.qkv, qn, qn, rt, pos, slots, a.kv, 32, 8, 128, 16, 1e-6)
+        k.decode(a, p, ctx, parts)
+        mm(ctx, "o", delta)
+        k.add_rmsnorm(delta, res, one, 1e-6, x)
+        mm(x, "gu", gu)
+        k.silu_mul(gu, gated)
+        mm(gated, "down", delta)
+    weights = sum(layers[0][n].numel() * 2 for n in ("qkv", "o", "gu", "down"))
+    for pdl in (False, True):
+        for cublas in (True, False):
+            if pdl and cublas:
+                continue
+            k.d.pdl = pdl
+            us = graph_time([lambda w=w: layer(w, cublas) for w in layers], 2, 0.1)
+            k.d.pdl = False
+            table(f"layer 1@8192, {'cublas' if cublas else 'gemv'}{' pdl' if pdl else ''}", us, bytes=weights + 8192 * 4096)
 
 
 class Table:
