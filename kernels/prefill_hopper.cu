@@ -17,6 +17,12 @@
 #if HEAD_DIM != 64 && HEAD_DIM != 128
 #error "HEAD_DIM must be 64 or 128"
 #endif
+#ifndef SKIP_RESCALE
+#define SKIP_RESCALE 1
+#endif
+#ifndef TURNS
+#define TURNS 1
+#endif
 #define BM 128
 #define BN 128
 #define HALVES (HEAD_DIM / 64) // a tile is stored as slabs of 64 columns, 128 bytes a row, swizzled
@@ -232,7 +238,7 @@ KERNEL __launch_bounds__(384, 1)
         u64 q_desc = descriptor(q_tile + wg * 64 * 128, 16);
         float s[S_TILES][4], o[O_TILES][4], top[2], sum[2], factor[2];
         u32 p[S_TILES / 2][4];
-        if (wg == 1) turn_give(1);
+        if (TURNS && wg == 1) turn_give(1);
 
         auto scores = [&](int stage) {
             u64 k_desc = descriptor(k_tiles + stage * KV_BYTES, 16);
@@ -317,23 +323,27 @@ KERNEL __launch_bounds__(384, 1)
                 u32 before_parity = count / 2 & 1;
                 count++;
                 barrier_wait(full(count & 1, 0), count / 2 & 1);
-                turn_wait(1 + wg);
+                if (TURNS) turn_wait(1 + wg);
                 scores(count & 1);
                 barrier_wait(full(before, 1), before_parity);
                 values(before);
-                turn_give(2 - wg);
+                if (TURNS) turn_give(2 - wg);
                 wgmma_wait<1>();
                 hold(s);
                 release(empty(count & 1, 0));
                 if (tile == t.last) release(q_empty);
                 softmax(tile);
+                // Never true, but ptxas would otherwise sink all of the softmax below the wait that it is to overlap.
+if (__any_sync(0xffffffffu, sum[0] < 0.0f || sum[1] < 0.0f)) asm volatile("nanosleep.u32 1;");
                 wgmma_wait<0>();
                 hold(o);
                 release(empty(before, 1));
+                if (!SKIP_RESCALE || __any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
-                for (int d = 0; d < O_TILES; d++) {
-                    o[d][0] *= factor[0]; o[d][1] *= factor[0];
-                    o[d][2] *= factor[1]; o[d][3] *= factor[1];
+                    for (int d = 0; d < O_TILES; d++) {
+                        o[d][0] *= factor[0]; o[d][1] *= factor[0];
+                        o[d][2] *= factor[1]; o[d][3] *= factor[1];
+                    }
                 }
                 pack();
             }
@@ -367,7 +377,7 @@ KERNEL __launch_bounds__(384, 1)
                             load_shared16(mine + row * HEAD_DIM * 2 + (unit ^ (row & 7)) * 16));
             }
         }
-        if (wg == 0) turn_wait(1); // the last turn that was given
+        if (TURNS && wg == 0) turn_wait(1); // the last turn that was given
     }
 }
 
