@@ -168,19 +168,22 @@ KERNEL __launch_bounds__(384, 1)
         u32 to_in = (unit / 8) * (BN * 128) + row_in * 128 + ((unit % 8) ^ (row_in % 8)) * 16;
         static_assert(BM == BN && COPY_ROWS % 8 == 0, "one offset serves queries, keys and values");
         static_assert(BLOCK_SIZE % COPY_ROWS == 0, "a pass of the copy stays in a block");
-        int sequence = 0; // copies of a K or a V tile so far
-        int signalled = 0;
+        // Copies on their way, oldest first: the barriers to arrive at once they are there.
+        u32 waiting[3] = {};
+        int count = 0, tiles = 0;
         auto signal = [&]() {
             fence_async();
-            barrier_arrive(full(signalled / 2 & 1, signalled & 1));
-            signalled++;
+            barrier_arrive(waiting[0]);
+            waiting[0] = waiting[1];
+            waiting[1] = waiting[2];
+            count--;
         };
         auto flush = [&]() {
-            if (sequence - signalled > 1) {
+            if (count == 2) {
                 cp_async_wait<1>();
                 signal();
             }
-            if (sequence > signalled) {
+            if (count == 1) {
                 cp_async_wait<0>();
                 signal();
             }
@@ -200,33 +203,49 @@ KERNEL __launch_bounds__(384, 1)
             for (int j = 0; j < BM / COPY_ROWS; j++) {
                 int row = j * COPY_ROWS + row_in, at = t.row0 + (row < t.rows ? row : 0);
                 const elem *from = qkv + (i64)(t.q0 + at / GROUP) * q_stride + (t.kv_head * GROUP + at % GROUP) * HEAD_DIM + unit * 8;
-                cp_async16(q_tile + to_in + j * COPY_ROWS * 128, from, row < t.rows);
+                cp_async16(q_tile + to_in + j * COPY_ROWS * 128, from, row < t.rows); // in the first K's group
             }
-            for (int tile = t.first; tile <= t.last; tile++) {
-                int next_pages = tile < t.last ? look_up(tile + 1) : 0;
-                int stage = sequence / 2 & 1, parity = (sequence / 4 & 1) ^ 1;
-#pragma unroll
-                for (int v = 0; v < 2; v++) {
-                    // Before this warp sleeps it passes on everything that it has copied.
-                    if (!__all_sync(0xffffffffu, barrier_test(empty(stage, v), parity))) {
-                        flush();
-                        barrier_wait(empty(stage, v), parity);
-                    }
-                    u32 to = (v ? v_tiles : k_tiles) + stage * KV_BYTES + to_in;
-#pragma unroll
-                    for (int j = 0; j < BN / COPY_ROWS; j++) {
-                        int row = j * COPY_ROWS, token = tile * BN + row + row_in;
-                        i64 page = __shfl_sync(0xffffffffu, pages, row / BLOCK_SIZE);
-                        const elem *from = head + ((page * 2 + v) * BLOCK_SIZE + row % BLOCK_SIZE) * token_stride;
-                        cp_async16(to + row * 128, from, token >= t.begin && token < t.end);
-                    }
-                    cp_async_commit();
-                    sequence++;
-                    cp_async_wait<2>();
-                    if (sequence - signalled > 2) signal();
+            // The v = 0 (K) or 1 (V) of the item's `n`-th tile.
+            auto copy = [&](int n, int v, int blocks) {
+                int stage = (tiles + n) & 1, parity = ((tiles + n) / 2 & 1) ^ 1, first = (t.first + n) * BN + row_in - t.begin;
+                u32 length = t.end - t.begin;
+                // Before this warp sleeps it passes on everything that it has copied.
+                if (!__all_sync(0xffffffffu, barrier_test(empty(stage, v), parity))) {
+                    flush();
+                    barrier_wait(empty(stage, v), parity);
                 }
-                pages = next_pages;
+                u32 to = (v ? v_tiles : k_tiles) + stage * KV_BYTES + to_in;
+#pragma unroll
+                for (int b = 0; b < BN / BLOCK_SIZE; b++) {
+                    i64 block = __shfl_sync(0xffffffffu, blocks, b);
+                    const elem *from = head + (block * 2 + v) * (BLOCK_SIZE * token_stride);
+#pragma unroll
+                    for (int r = 0; r < BLOCK_SIZE; r += COPY_ROWS) {
+                        int row = b * BLOCK_SIZE + r;
+                        cp_async16(to + row * 128, from, (u32)(first + row) < length);
+                        from += COPY_ROWS * token_stride;
+                    }
+                }
+                cp_async_commit();
+                if (count == 0) waiting[0] = full(stage, v);
+                else if (count == 1) waiting[1] = full(stage, v);
+                else waiting[2] = full(stage, v);
+                if (++count == 3) {
+                    cp_async_wait<2>();
+                    signal();
+                }
+            };
+            // In the order of use: K of a tile before V of the one before it.
+            int length = t.last - t.first + 1, before = 0;
+            for (int n = 0; n < length; n++) {
+                int next = n + 1 < length ? look_up(t.first + n + 1) : 0;
+                copy(n, 0, pages);
+                if (n > 0) copy(n - 1, 1, before);
+                before = pages;
+                pages = next;
             }
+            copy(length - 1, 1, before);
+            tiles += length;
             // The consumers need the last tiles before they give the queries' place back.
             flush();
         }

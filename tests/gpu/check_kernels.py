@@ -31,8 +31,8 @@ def macros(dtype, **more):
 
 CONFIGS = [(128, 4, 16), (128, 8, 32), (64, 3, 16), (16, 2, 16), (256, 2, 64), (80, 7, 64), (24, 1, 32), (192, 4, 16), (96, 16, 16)]
 GEMV_VARIANTS = [dict(), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=4), dict(N_TILES=2, UNROLL=4, WARPS=4, MIN_BLOCKS=6), dict(N_TILES=2, UNROLL=2, MIN_BLOCKS=4), dict(N_TILES=1, UNROLL=2, MIN_BLOCKS=6)]
-WGMMA_VARIANTS = [dict(), dict(SKIP_RESCALE=0), dict(TURNS=0), dict(SKIP_RESCALE=0, TURNS=0)]
-DECODE_VARIANTS = [dict(), dict(COPY_HINT='""'), dict(COPY_HINT='".L2::256B"')]
+WGMMA_VARIANTS = [dict(), dict(TURNS=0)]
+DECODE_VARIANTS = [dict()]
 
 
 def wanted():
