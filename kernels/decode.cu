@@ -109,7 +109,7 @@ KERNEL __launch_bounds__(THREADS, 2)
                 const elem *k = head_base + (page * 2 * BLOCK_SIZE + token % BLOCK_SIZE) * token_stride;
                 const elem *v = k + BLOCK_SIZE * token_stride;
                 u32 stage = ring + (i % STAGES) * STAGE_BYTES;
-#pragma unroll
+#pragma unroll (32 % UNITS == 0 ? 16 * UNITS / 32 : 3) // addresses of whole rows fold into constants, others take registers
                 for (int j = 0; j < (16 * UNITS + 31) / 32; j++) {
                     int n = j * 32 + lane, row = n / UNITS, unit = n % UNITS;
                     if ((16 * UNITS) % 32 == 0 || n < 16 * UNITS) {

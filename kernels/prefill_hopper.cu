@@ -2,8 +2,9 @@
 //
 // A block stays on its multiprocessor and works through the tiles of BM = 128 rows that the host gave it (row = query *
 // GROUP + head in the group). One warpgroup gathers K and V of BN = 128 positions through the block table with cp.async into two
-// stages of swizzled shared memory; two warpgroups of 64 rows each multiply. They take turns at the tensor cores, and each
-// has its next scores computed while the softmax of the last ones is under way, as in FlashAttention-3 (Shah et al. 2024).
+// stages of swizzled shared memory, K of a tile before V of the one before it; two warpgroups of 64 rows each multiply. The
+// product with V of one tile runs under the softmax of the next, as in FlashAttention-3 (Shah et al. 2024, section 3.2); its
+// second device, turns at the tensor cores, made this kernel 2 % slower.
 //
 // Macros: HEAD_DIM (64 or 128), GROUP, BLOCK_SIZE (16, 32 or 64). Other architectures compile to nothing.
 // Launch: grid (blocks of the plan, 1, 1), block (384, 1, 1), dynamic shared memory
@@ -16,12 +17,6 @@
 
 #if HEAD_DIM != 64 && HEAD_DIM != 128
 #error "HEAD_DIM must be 64 or 128"
-#endif
-#ifndef SKIP_RESCALE
-#define SKIP_RESCALE 1
-#endif
-#ifndef TURNS
-#define TURNS 1
 #endif
 #define BM 128
 #define BN 128
@@ -55,8 +50,6 @@ DEVICE bool barrier_test(u32 bar, u32 parity) {
 }
 // Ordinary writes to shared memory before this can be seen by the tensor cores after it.
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-DEVICE void turn_wait(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
-DEVICE void turn_give(int id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
 
 // ---- wgmma -------------------------------------------------------------------------------------------------------
 
@@ -257,7 +250,6 @@ KERNEL __launch_bounds__(384, 1)
         u64 q_desc = descriptor(q_tile + wg * 64 * 128, 16);
         float s[S_TILES][4], o[O_TILES][4], top[2], sum[2], factor[2];
         u32 p[S_TILES / 2][4];
-        if (TURNS && wg == 1) turn_give(1);
 
         auto scores = [&](int stage) {
             u64 k_desc = descriptor(k_tiles + stage * KV_BYTES, 16);
@@ -342,11 +334,9 @@ KERNEL __launch_bounds__(384, 1)
                 u32 before_parity = count / 2 & 1;
                 count++;
                 barrier_wait(full(count & 1, 0), count / 2 & 1);
-                if (TURNS) turn_wait(1 + wg);
                 scores(count & 1);
                 barrier_wait(full(before, 1), before_parity);
                 values(before);
-                if (TURNS) turn_give(2 - wg);
                 wgmma_wait<1>();
                 hold(s);
                 release(empty(count & 1, 0));
@@ -357,7 +347,7 @@ if (__any_sync(0xffffffffu, sum[0] < 0.0f || sum[1] < 0.0f)) asm volatile("nanos
                 wgmma_wait<0>();
                 hold(o);
                 release(empty(before, 1));
-                if (!SKIP_RESCALE || __any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
+                if (__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
                     for (int d = 0; d < O_TILES; d++) {
                         o[d][0] *= factor[0]; o[d][1] *= factor[0];
@@ -396,7 +386,6 @@ if (__any_sync(0xffffffffu, sum[0] < 0.0f || sum[1] < 0.0f)) asm volatile("nanos
                             load_shared16(mine + row * HEAD_DIM * 2 + (unit ^ (row & 7)) * 16));
             }
         }
-        if (TURNS && wg == 0) turn_wait(1); // the last turn that was given
     }
 }
 

@@ -15,6 +15,9 @@ ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 LIMIT = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_120": 99}  # KiB
 HEADS = [(128, 4), (128, 8), (64, 3), (16, 2), (256, 2), (80, 7)]  # (HEAD_DIM, GROUP)
 EXTRA_HEADS = [(24, 1), (96, 16), (192, 4), (64, 8)]
+# Shapes of the gemv kernel from which a launcher chooses by timing; the first is the default, HIGH those for more than 8 rows.
+GEMV_VARIANTS = [dict(), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=4), dict(N_TILES=2, UNROLL=4, WARPS=4, MIN_BLOCKS=6), dict(N_TILES=2, UNROLL=2, MIN_BLOCKS=4), dict(N_TILES=1, UNROLL=2, MIN_BLOCKS=6)]
+HIGH_VARIANTS = [GEMV_VARIANTS[0], GEMV_VARIANTS[3]]
 PLAIN = ["embed", "act", "norm", "fill", "state"]
 
 
@@ -46,7 +49,8 @@ def jobs(quick=False):
             for name in PLAIN:
                 yield name, arch, {dtype: 1}, {}
             for high in (0, 1):
-                yield "gemv", arch, {dtype: 1, "HIGH_ROWS": high}, {}
+                for variant in HIGH_VARIANTS if high else GEMV_VARIANTS:
+                    yield "gemv", arch, {dtype: 1, "HIGH_ROWS": high, **variant}, {}
             for d, g in HEADS + ([] if quick else EXTRA_HEADS):
                 for bs in (16,) if quick else (16, 32, 64):
                     if (d, g) in EXTRA_HEADS and bs != 16:
