@@ -18,7 +18,7 @@
 // The plan. items[i] = two int4: {request, kv_head, m_tile, slot} and {kv_begin, kv_end, 0, 0}; kv_begin is a multiple of
 // 16, at or before the first position that the tile's rows attend to; kv_end is at most the KV length, and a multiple of
 // 16 unless it is the end. slot < 0: the item is whole. Parts of one tile have consecutive slots in order of position.
-// block_items[b] .. block_items[b + 1] are the items of block b. combines[c] = {request, kv_head, m_tile, 0} and {first_slot, slots, 0, 0}.
+// block_items[b] .. block_items[b + 1] are the items of block b, at least one. combines[c] = {request, kv_head, m_tile, 0} and {first_slot, slots, 0, 0}.
 
 #include "common.cuh"
 
