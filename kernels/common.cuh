@@ -97,9 +97,12 @@ DEVICE uint4 load16(const void *p) { return *(const uint4 *)p; }
 DEVICE void store16(void *p, uint4 v) { *(uint4 *)p = v; }
 
 // A read of data that nobody writes while the kernel runs and that is read once: it takes no place in L1.
+#ifndef STREAM_HINT
+#define STREAM_HINT ".L1::no_allocate.L2::256B" // better than none where a thread walks along a row, worse where a warp reads 512 bytes
+#endif
 DEVICE uint4 load16_stream(const void *p) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc" STREAM_HINT ".v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;
@@ -108,9 +111,12 @@ DEVICE uint4 load16_stream(const void *p) {
 DEVICE u32 shared_addr(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
 // 16 bytes from global to shared memory; zeros if `valid` is false (the address must still be one that exists).
+#ifndef COPY_HINT
+#define COPY_HINT ".L2::128B"
+#endif
 DEVICE void cp_async16(u32 dst, const void *src, bool valid) {
     int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global" COPY_HINT " [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most N of this thread's newest groups are still on their way.

@@ -12,10 +12,13 @@
 // with WARPS = 2 if HEAD_DIM > 128, else 4. STAGES >= 2 and >= M_TILES.
 // Launch of attention_combine: grid (combined tiles, ROWS, 1), block (128, 1, 1), no dynamic shared memory.
 //
+// Under programmatic dependent launch, block tables and lengths, and KV positions before the step's own, must be older than
+// the kernel before this one.
+//
 // The plan. items[i] = two int4: {request, kv_head, m_tile, slot} and {kv_begin, kv_end, 0, 0}; kv_begin is a multiple of
 // 16, at or before the first position that the tile's rows attend to; kv_end is at most the KV length, and a multiple of
 // 16 unless it is the end. slot < 0: the item is whole. Parts of one tile have consecutive slots in order of position.
-// block_items[b] .. block_items[b + 1] are the items of block b. combines[c] = {request, kv_head, m_tile, 0} and {first_slot, slots, 0, 0}.
+// block_items[b] .. block_items[b + 1] are the items of block b, at least one. combines[c] = {request, kv_head, m_tile, 0} and {first_slot, slots, 0, 0}.
 
 #include "common.cuh"
 
@@ -67,8 +70,7 @@ KERNEL __launch_bounds__(THREADS, 2)
     i64 token_stride = (i64)kv_heads * HEAD_DIM;
 
     int first_item = block_items[blockIdx.x], last_item = block_items[blockIdx.x + 1];
-    pdl_wait();
-    pdl_launch();
+    bool waited = false;
 
     for (int item = first_item; item < last_item; item++) {
         int4 what = items[2 * item], range = items[2 * item + 1];
@@ -107,7 +109,7 @@ KERNEL __launch_bounds__(THREADS, 2)
                 const elem *k = head_base + (page * 2 * BLOCK_SIZE + token % BLOCK_SIZE) * token_stride;
                 const elem *v = k + BLOCK_SIZE * token_stride;
                 u32 stage = ring + (i % STAGES) * STAGE_BYTES;
-#pragma unroll
+#pragma unroll (32 % UNITS == 0 ? 16 * UNITS / 32 : 3) // addresses of whole rows fold into constants, others take registers
                 for (int j = 0; j < (16 * UNITS + 31) / 32; j++) {
                     int n = j * 32 + lane, row = n / UNITS, unit = n % UNITS;
                     if ((16 * UNITS) % 32 == 0 || n < 16 * UNITS) {
@@ -120,8 +122,18 @@ KERNEL __launch_bounds__(THREADS, 2)
             }
             cp_async_commit();
         };
+        // Positions before this step's queries are written by no kernel of the step: their copies need not wait.
+        if (!waited && kv_begin + 16 * (WARPS * (STAGES - 1)) > kv_len - query_len) {
+            pdl_wait();
+            waited = true;
+        }
 #pragma unroll
         for (int i = 0; i < STAGES - 1; i++) fetch(i);
+        if (!waited) {
+            pdl_wait();
+            waited = true;
+        }
+        if (item == first_item) pdl_launch();
 
         // Queries that go to registers pass through the stage that is filled last, each warp for itself.
         u32 q_address = Q_IN_REGISTERS ? ring + (STAGES - 1) * STAGE_BYTES : q_tile;

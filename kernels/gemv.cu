@@ -1,14 +1,18 @@
 // Matrix products of few rows, out[T, N] = x[T, K] · W[N, K]ᵀ (+ bias) with T <= 16, at the speed at which W can be read;
 // and the bias of larger products.
 //
-// A block owns TILE_N = 8 * N_TILES rows of W; its eight warps share the columns and their sums are added in fixed order.
+// A block owns TILE_N = 8 * N_TILES rows of W; its warps share the columns and their sums are added in fixed order.
 // W goes from global memory straight into the B fragments of mma.sync (a 16-row product costs what a 1-row one does):
 // a thread takes 8 consecutive columns of a row where the fragment's layout would give it 2 + 2 of two fragments, and
 // takes the same columns of x, so that the sum over columns is merely done in another order.
 //
-// Macros: N_TILES (default 2), UNROLL (loads of 32 columns in flight, default 4), HIGH_ROWS (1 if T > 8; default 0).
-// Launch of gemv: grid (ceil(N / TILE_N), 1, 1), block (256, 1, 1), no dynamic shared memory. K is a multiple of 8.
+// Macros: N_TILES, UNROLL (loads of 32 columns in flight a row), WARPS, MIN_BLOCKS (blocks a multiprocessor), all with defaults;
+// HIGH_ROWS (1 if T > 8; default 0). Which is best depends on N, K and the device: time the candidates
+//   T <= 8: (2, 4, 8, 3) (1, 4, 8, 4) (2, 4, 4, 6) (2, 2, 8, 4) (1, 2, 8, 6);  T > 8: (2, 4, 8, 2) (2, 2, 8, 4)
+// in the order of the macros. They add in different orders, so the choice is part of a result's bits.
+// Launch of gemv: grid (ceil(N / TILE_N), 1, 1), block (32 * WARPS, 1, 1), no dynamic shared memory. K is a multiple of 8.
 // Launch of bias_add: grid (ceil(N / 8 / 128), min(T, 65535), 1), block (128, 1, 1). N is a multiple of 8.
+// Under programmatic dependent launch, W and the bias must be older than the kernel before this one.
 
 #include "common.cuh"
 
@@ -38,7 +42,8 @@ KERNEL __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv(const elem *__restrict__ x
                                           int rows, int n, int k) {
     __shared__ float parts[WARPS][N_TILES][8 * ROW_HALVES][8 + 1];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    int n0 = blockIdx.x * TILE_N, column = lane % 4 * 8;
+    int n0 = blockIdx.x * TILE_N;
+    int column = warp * STEP + lane % 4 * 8; // of this thread's first load
 
     const elem *w_row[N_TILES];
 #pragma unroll
@@ -55,28 +60,25 @@ KERNEL __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv(const elem *__restrict__ x
 #pragma unroll
     for (int t = 0; t < N_TILES; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
 
-    uint4 b[UNROLL][N_TILES];
-    auto load_w = [&](int at) {
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++)
-#pragma unroll
-            for (int t = 0; t < N_TILES; t++) {
-                int c = at + 32 * u;
-                b[u][t] = c + column < k ? load16_stream(w_row[t] + c) : make_uint4(0, 0, 0, 0);
-            }
-    };
-
     // Weights are no kernel's output: the first ones are on their way before the wait.
-    load_w(warp * STEP);
+    uint4 b[UNROLL][N_TILES];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+#pragma unroll
+        for (int t = 0; t < N_TILES; t++) b[u][t] = 32 * u < k - column ? load16_stream(w_row[t] + 32 * u) : make_uint4(0, 0, 0, 0);
     pdl_wait();
     pdl_launch();
-    for (int at = warp * STEP; at < k; at += WARPS * STEP) {
+    // `rest` columns remain from the warp's first one of the step on, `left` from this thread's.
+#pragma unroll 1
+    for (int rest = k - warp * STEP; rest > 0; rest -= WARPS * STEP) {
+        int left = rest - lane % 4 * 8;
+#pragma unroll
+        for (int t = 0; t < N_TILES; t++) w_row[t] += WARPS * STEP;
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            int c = at + 32 * u;
             uint4 a[ROW_HALVES];
 #pragma unroll
-            for (int h = 0; h < ROW_HALVES; h++) a[h] = x_valid[h] && c + column < k ? load16(x_row[h] + c) : make_uint4(0, 0, 0, 0);
+            for (int h = 0; h < ROW_HALVES; h++) a[h] = x_valid[h] && 32 * u < left ? load16(x_row[h] + 32 * u) : make_uint4(0, 0, 0, 0);
             u32 low[4] = {a[0].x, HIGH_ROWS ? a[ROW_HALVES - 1].x : 0, a[0].y, HIGH_ROWS ? a[ROW_HALVES - 1].y : 0};
             u32 high[4] = {a[0].z, HIGH_ROWS ? a[ROW_HALVES - 1].z : 0, a[0].w, HIGH_ROWS ? a[ROW_HALVES - 1].w : 0};
 #pragma unroll
@@ -84,11 +86,11 @@ KERNEL __launch_bounds__(32 * WARPS, MIN_BLOCKS) gemv(const elem *__restrict__ x
                 mma16816(acc[t], low, b[u][t].x, b[u][t].y);
                 mma16816(acc[t], high, b[u][t].z, b[u][t].w);
                 // The slot is free: the load that takes its place is of the next step.
-                int next = c + WARPS * STEP;
-                if (next + column < k) b[u][t] = load16_stream(w_row[t] + next);
-                else b[u][t] = make_uint4(0, 0, 0, 0);
+                b[u][t] = 32 * u + WARPS * STEP < left ? load16_stream(w_row[t] + 32 * u) : make_uint4(0, 0, 0, 0);
             }
         }
+#pragma unroll
+        for (int h = 0; h < ROW_HALVES; h++) x_row[h] += WARPS * STEP;
     }
 
 #pragma unroll

@@ -1,5 +1,6 @@
 // What surrounds a timed forward: state put back, caches flushed, clocks read, and the read-bandwidth ceiling.
 
+#define STREAM_HINT ".L1::no_allocate"
 #include "common.cuh"
 
 DEVICE u64 global_nanos() {

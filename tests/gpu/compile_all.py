@@ -15,6 +15,9 @@ ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
 LIMIT = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90a": 227, "sm_100": 227, "sm_120": 99}  # KiB
 HEADS = [(128, 4), (128, 8), (64, 3), (16, 2), (256, 2), (80, 7)]  # (HEAD_DIM, GROUP)
 EXTRA_HEADS = [(24, 1), (96, 16), (192, 4), (64, 8)]
+# Shapes of the gemv kernel from which a launcher chooses by timing; the first is the default, HIGH those for more than 8 rows.
+GEMV_VARIANTS = [dict(), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=4), dict(N_TILES=2, UNROLL=4, WARPS=4, MIN_BLOCKS=6), dict(N_TILES=2, UNROLL=2, MIN_BLOCKS=4), dict(N_TILES=1, UNROLL=2, MIN_BLOCKS=6)]
+HIGH_VARIANTS = [GEMV_VARIANTS[0], GEMV_VARIANTS[3]]
 PLAIN = ["embed", "act", "norm", "fill", "state"]
 
 
@@ -35,6 +38,10 @@ def prefill_shared(head_dim):
     return (bm + 4 * bn) * row_bytes(head_dim)
 
 
+def wgmma_shared(head_dim):
+    return 2048 + (2 * 128 + 4 * 128) * head_dim * 2
+
+
 def jobs(quick=False):
     """(file, arch, macros, {kernel: dynamic shared memory})"""
     for arch in ["sm_90a"] if quick else ARCHS:
@@ -42,7 +49,8 @@ def jobs(quick=False):
             for name in PLAIN:
                 yield name, arch, {dtype: 1}, {}
             for high in (0, 1):
-                yield "gemv", arch, {dtype: 1, "HIGH_ROWS": high}, {}
+                for variant in HIGH_VARIANTS if high else GEMV_VARIANTS:
+                    yield "gemv", arch, {dtype: 1, "HIGH_ROWS": high, **variant}, {}
             for d, g in HEADS + ([] if quick else EXTRA_HEADS):
                 for bs in (16,) if quick else (16, 32, 64):
                     if (d, g) in EXTRA_HEADS and bs != 16:
@@ -50,6 +58,8 @@ def jobs(quick=False):
                     yield "rope", arch, {dtype: 1, "HEAD_DIM": d, "BLOCK_SIZE": bs}, {}
                     base = {dtype: 1, "HEAD_DIM": d, "GROUP": g, "BLOCK_SIZE": bs}
                     yield "prefill", arch, base, {"prefill_attention": prefill_shared(d)}
+                    if arch == "sm_90a" and d in (64, 128):
+                        yield "prefill_hopper", arch, base, {"prefill_wgmma": wgmma_shared(d)}
                     for m in (1, 2) if d <= 128 else (1,):
                         yield "decode", arch, {**base, "M_TILES": m}, {"decode_attention": decode_shared(d, m)}
 

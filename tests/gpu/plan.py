@@ -13,7 +13,7 @@ def prefill_rows(head_dim):
 
 
 def wgmma_serves(head_dim, block_size):
-    return head_dim == 128
+    return head_dim in (64, 128)
 
 
 class DecodePlan:
@@ -67,14 +67,40 @@ def decode(requests, kv_heads, group, rows, window, blocks, device):
     return DecodePlan(items, block_items, combines, slots, rows, device)
 
 
-def prefill(requests, kv_heads, group, rows, window, device):
-    """[request, kv_head, tile, 0], those with the most positions first; heads of one tile stay together."""
-    import torch
+def _tiles(requests, group, rows, window):
+    """(positions, request, tile), those with the most positions first."""
     tiles = []
     for r, (q, k) in enumerate(requests):
         for tile in range((q * group + rows - 1) // rows):
             first = k - q + tile * rows // group
             last = k - q + min(q - 1, (tile * rows + rows - 1) // group)
             tiles.append((last + 1 - (max(0, first - window + 1) if window else 0), r, tile))
-    tiles.sort(key=lambda x: -x[0])
-    return torch.tensor([[r, h, tile, 0] for _, r, tile in tiles for h in range(kv_heads)], dtype=torch.int32, device=device)
+    return sorted(tiles, key=lambda x: -x[0])
+
+
+def prefill(requests, kv_heads, group, rows, window, device):
+    """[request, kv_head, tile, 0], those with the most positions first; heads of one tile stay together."""
+    import torch
+    items = [[r, h, tile, 0] for _, r, tile in _tiles(requests, group, rows, window) for h in range(kv_heads)]
+    return torch.tensor(items, dtype=torch.int32, device=device)
+
+
+WGMMA_SETUP = 96  # what a tile costs beside its positions, in positions
+
+
+def prefill_shares(requests, kv_heads, group, window, blocks, device):
+    """Items of the persistent kernel and where each block's begin: each next item goes to the block with the least so far."""
+    import heapq
+    import torch
+    tiles = [(n, r, h, tile) for n, r, tile in _tiles(requests, group, WGMMA_ROWS, window) for h in range(kv_heads)]
+    blocks = max(1, min(blocks, len(tiles)))
+    heap, lists = [(0, b) for b in range(blocks)], [[] for _ in range(blocks)]
+    for n, r, h, tile in tiles:
+        cost, b = heapq.heappop(heap)
+        lists[b].append([r, h, tile, 0])
+        heapq.heappush(heap, (cost + (n + 127) // 128 * 128 + WGMMA_SETUP, b))
+    starts = [0]
+    for x in lists:
+        starts.append(starts[-1] + len(x))
+    t = lambda x: torch.tensor(x, dtype=torch.int32, device=device)
+    return t([i for x in lists for i in x]), t(starts), blocks
