@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use forward_bench::backend::cuda::compile::{Compiler, File};
-use forward_bench::backend::cuda::{decode_shared, prefill_shared};
+use forward_bench::backend::cuda::{decode_shared, gemv_defines, prefill_hopper_shared, prefill_shared};
 use forward_bench::model::{ModelConfig, preset_names};
 
 /// Architectures, and the KiB of dynamic shared memory that a block may have there.
@@ -52,8 +52,8 @@ fn jobs() -> Vec<Job> {
             for file in [File::Act, File::Embed, File::Fill, File::Norm, File::State] {
                 add(file, &[], 0, 0);
             }
-            for high in [0, 1] {
-                add(File::Gemv, &[("HIGH_ROWS", high)], 0, 0);
+            for defines in gemv_defines() {
+                add(File::Gemv, &defines, 0, 0);
             }
             for (head_dim, group) in heads() {
                 // Every block size where one architecture's worth of compilations is enough to see it.
@@ -63,6 +63,9 @@ fn jobs() -> Vec<Job> {
                     add(File::Rope, &base, head_dim, 0);
                     let with_group = [base[0], base[1], ("GROUP", group)];
                     add(File::Prefill, &with_group, head_dim, prefill_shared(head_dim));
+                    if arch == "sm_90a" && [64, 128].contains(&head_dim) {
+                        add(File::PrefillHopper, &with_group, head_dim, prefill_hopper_shared(head_dim));
+                    }
                     for tiles in 1..=if head_dim <= 128 { 2 } else { 1 } {
                         let defines = [base[0], base[1], with_group[2], ("M_TILES", tiles)];
                         add(File::Decode, &defines, head_dim, decode_shared(head_dim, tiles));

@@ -49,6 +49,8 @@ struct Prefill {
     function: Function,
     grid: Grid,
     items: Buffer,
+    /// Of the persistent kernel.
+    block_items: Option<Buffer>,
 }
 
 /// Bytes of a row of a tile of head vectors, as common.cuh lays it out.
@@ -81,6 +83,15 @@ pub fn prefill_shared(head_dim: usize) -> usize {
     let columns = if head_dim <= 128 { 64 } else { 32 };
     (prefill_rows(head_dim) + 4 * columns) * row_bytes(head_dim)
 }
+
+/// Dynamic shared memory of `prefill_wgmma`, as prefill_hopper.cu says.
+#[must_use]
+pub fn prefill_hopper_shared(head_dim: usize) -> usize {
+    2048 + (2 * HOPPER_ROWS + 4 * HOPPER_ROWS) * head_dim * 2
+}
+
+/// Rows of a tile of `prefill_wgmma`.
+const HOPPER_ROWS: usize = 128;
 
 impl AttentionPlan {
     pub(super) fn new(
@@ -132,10 +143,11 @@ impl AttentionPlan {
             decode.launch(parts, step, (&inputs, &sizes, out), attention.kv_heads)?;
         }
         if let Some(prefill) = &self.prefill {
-            let addresses = inputs.iter().copied().chain([prefill.items.address(), out]).map(Arg::Address);
+            let lists = [Some(prefill.items.address()), prefill.block_items.as_ref().map(Buffer::address), Some(out)];
+            let addresses = inputs.iter().copied().chain(lists.into_iter().flatten()).map(Arg::Address);
             let args: Vec<Arg> = addresses.chain(sizes).collect();
-            // SAFETY: (qkv, kv, block_tables, query_start, kv_lens, items, out, q_stride, table_stride, kv_heads, window, scale)
-            // as in prefill.cu; the items are those of this batch.
+            // SAFETY: (qkv, kv, block_tables, query_start, kv_lens, items, [block_items,] out, q_stride, table_stride, kv_heads,
+            // window, scale) as in prefill.cu and prefill_hopper.cu; the items are those of this batch.
             unsafe { parts.kernels.launch(prefill.function, prefill.grid, &args) }?;
         }
         Ok(())
@@ -213,12 +225,24 @@ impl Prefill {
     ) -> Result<Self, BackendError> {
         let (kernels, head_dim) = (&parts.kernels, key.head_dim);
         let defines = [("HEAD_DIM", head_dim), ("GROUP", key.heads.group), ("BLOCK_SIZE", tables.block_size)];
+        if kernels.gpu.capability == (9, 0) && [64, 128].contains(&head_dim) {
+            let function = kernels.get(File::PrefillHopper, &defines, "prefill_wgmma")?;
+            let shared = prefill_hopper_shared(head_dim);
+            kernels.allow_shared(function, shared, "prefill attention")?;
+            let blocks = kernels.gpu.multiprocessors as usize;
+            let (items, starts) = plan::prefill_shares(batch, requests, key.heads, HOPPER_ROWS, blocks);
+            let grid = Grid::new(starts.len() - 1, 384).shared(shared);
+            let items = Buffer::of(&kernels.gpu, &items, "the attention's work list")?;
+            let starts = Buffer::of(&kernels.gpu, &starts, "the attention's work list")?;
+            return Ok(Self { function, grid, items, block_items: Some(starts) });
+        }
         let function = kernels.get(File::Prefill, &defines, "prefill_attention")?;
         let shared = prefill_shared(head_dim);
         kernels.allow_shared(function, shared, "prefill attention")?;
         let items = plan::prefill(batch, requests, key.heads, prefill_rows(head_dim));
         let grid = Grid::new(items.len(), 128).shared(shared);
-        Ok(Self { function, grid, items: Buffer::of(&kernels.gpu, &items, "the attention's work list")? })
+        let items = Buffer::of(&kernels.gpu, &items, "the attention's work list")?;
+        Ok(Self { function, grid, items, block_items: None })
     }
 }
 

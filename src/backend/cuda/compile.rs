@@ -46,6 +46,7 @@ files! {
     Gemv = "gemv", "Products of few rows.";
     Norm = "norm", "RMS norm.";
     Prefill = "prefill", "Attention of many queries.";
+    PrefillHopper = "prefill_hopper", "The same on Hopper.";
     Rope = "rope", "Head norms, rotary embedding, KV write.";
     State = "state", "What surrounds a timed forward.";
 }

@@ -23,13 +23,41 @@ use crate::backend::{BackendError, Dtype};
 const WORKSPACE: usize = 64 << 20;
 
 /// The kernel for few rows serves up to so many.
-pub(super) const GEMV_ROWS: usize = 16;
+const GEMV_ROWS: usize = 16;
 
 /// cuBLAS's CUBLAS_OP_T, which this library's bindings leave out.
 const TRANSPOSED: i32 = 1;
 
-/// Columns of the result that a block of that kernel makes.
-const GEMV_TILE: usize = 16;
+/// Its variants: N_TILES, UNROLL, WARPS, MIN_BLOCKS. Which is best depends on the shape and the device.
+const GEMV_VARIANTS: [[usize; 4]; 5] =
+    [[2, 4, 8, 3], [1, 4, 8, 4], [2, 4, 4, 6], [2, 2, 8, 4], [1, 2, 8, 6]];
+/// The same for more than 8 rows.
+const GEMV_HIGH_VARIANTS: [[usize; 4]; 2] = [[2, 4, 8, 2], [2, 2, 8, 4]];
+
+/// The variants that serve `t` rows.
+fn gemv_variants(t: usize) -> &'static [[usize; 4]] {
+    match t {
+        ..=8 => &GEMV_VARIANTS,
+        9..=GEMV_ROWS => &GEMV_HIGH_VARIANTS,
+        _ => &[],
+    }
+}
+
+fn defines(t: usize, [tiles, unroll, warps, blocks]: [usize; 4]) -> [(&'static str, usize); 5] {
+    [
+        ("HIGH_ROWS", usize::from(t > 8)),
+        ("N_TILES", tiles),
+        ("UNROLL", unroll),
+        ("WARPS", warps),
+        ("MIN_BLOCKS", blocks),
+    ]
+}
+
+/// The defines of every variant of the kernel for few rows that is ever compiled.
+#[must_use]
+pub fn gemv_defines() -> Vec<[(&'static str, usize); 5]> {
+    [1, GEMV_ROWS].iter().flat_map(|&t| gemv_variants(t).iter().map(move |variant| defines(t, *variant))).collect()
+}
 
 /// What decides how a product is best computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,8 +84,8 @@ pub(super) struct Operands {
 /// How a product is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Algorithm {
-    /// The kernel for few rows.
-    Gemv,
+    /// A variant of the kernel for few rows.
+    Gemv(usize),
     /// cuBLASLt's own description of an algorithm.
     Lt([u64; 8]),
 }
@@ -66,14 +94,14 @@ impl Algorithm {
     /// One line; [`Algorithm::parse`] reads it back.
     pub(super) fn to_text(self) -> String {
         match self {
-            Self::Gemv => "gemv".to_owned(),
+            Self::Gemv(variant) => format!("gemv {variant}"),
             Self::Lt(words) => words.map(|word| format!("{word:016x}")).join(" "),
         }
     }
 
     pub(super) fn parse(text: &str) -> Option<Self> {
-        if text == "gemv" {
-            return Some(Self::Gemv);
+        if let Some(variant) = text.strip_prefix("gemv ") {
+            return variant.parse().ok().map(Self::Gemv);
         }
         let words: Option<Vec<u64>> = text.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect();
         Some(Self::Lt(words?.try_into().ok()?))
@@ -145,8 +173,8 @@ impl Gemm {
             let found = found.iter().take(count.max(0) as usize);
             all.extend(found.filter(|found| usable(found)).map(|found| Algorithm::Lt(found.algo.data)));
         }
-        if shape.t <= GEMV_ROWS && shape.k.is_multiple_of(8) {
-            all.push(Algorithm::Gemv);
+        if shape.k.is_multiple_of(8) {
+            all.extend((0..gemv_variants(shape.t).len()).map(Algorithm::Gemv));
         }
         if all.is_empty() {
             let Shape { t, n, k, .. } = shape;
@@ -158,23 +186,24 @@ impl Gemm {
     /// Puts a product on the stream. An algorithm that does not fit the shape is an error, not a wrong result.
     pub(super) fn run(&self, shape: Shape, algorithm: Algorithm, operands: &Operands) -> Result<(), BackendError> {
         match algorithm {
-            Algorithm::Gemv => self.run_gemv(shape, operands),
+            Algorithm::Gemv(variant) => self.run_gemv(shape, variant, operands),
             Algorithm::Lt(data) => self.run_lt(shape, sys::cublasLtMatmulAlgo_t { data }, operands),
         }
     }
 
-    fn run_gemv(&self, shape: Shape, operands: &Operands) -> Result<(), BackendError> {
+    fn run_gemv(&self, shape: Shape, variant: usize, operands: &Operands) -> Result<(), BackendError> {
         let Shape { t, n, k, .. } = shape;
-        if t > GEMV_ROWS || !k.is_multiple_of(8) {
+        let Some(&[tiles, unroll, warps, blocks]) = gemv_variants(t).get(variant) else {
             return Err(BackendError::Device(format!("the kernel for few rows cannot serve [{t}, {k}]")));
-        }
-        let function = self.kernels.get(File::Gemv, &[("HIGH_ROWS", usize::from(t > 8))], "gemv")?;
+        };
+        let defines = defines(t, [tiles, unroll, warps, blocks]);
+        let function = self.kernels.get(File::Gemv, &defines, "gemv")?;
         let Operands { x, w, bias, out } = *operands;
         let addresses = [x, w, bias, out].map(Arg::Address);
         let sizes = [t, n, k].map(|size| Arg::I32(size as i32));
         let args: Vec<Arg> = addresses.into_iter().chain(sizes).collect();
         // SAFETY: (x, w, bias, out, rows, n, k) as in gemv.cu; the matrices have the shape's sizes.
-        unsafe { self.kernels.launch(function, Grid::new(n.div_ceil(GEMV_TILE), 256), &args) }
+        unsafe { self.kernels.launch(function, Grid::new(n.div_ceil(8 * tiles), 32 * warps as u32), &args) }
     }
 
     fn run_lt(
@@ -309,7 +338,7 @@ mod tests {
 
     #[test]
     fn an_algorithm_round_trips() {
-        for algorithm in [Algorithm::Gemv, Algorithm::Lt([0, 1, u64::MAX, 3, 4, 5, 6, 7])] {
+        for algorithm in [Algorithm::Gemv(3), Algorithm::Lt([0, 1, u64::MAX, 3, 4, 5, 6, 7])] {
             assert_eq!(Algorithm::parse(&algorithm.to_text()), Some(algorithm));
         }
         assert_eq!(Algorithm::parse("1 2 3"), None);

@@ -38,7 +38,8 @@ mod weights;
 
 use std::rc::Rc;
 
-pub use attention::{decode_shared, prefill_shared};
+pub use attention::{decode_shared, prefill_hopper_shared, prefill_shared};
+pub use gemm::gemv_defines;
 pub use gpu::Gpu;
 pub use library::available;
 pub use memory::Buffer;

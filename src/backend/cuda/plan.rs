@@ -4,7 +4,13 @@
 //! are cut into equal shares, one a block: a share may cover the end of one run, whole runs, and the start of another. A run
 //! that lies in one share is written out directly; the pieces of the others are combined in order of position.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use crate::batch::Batch;
+
+/// What a tile of the persistent prefill kernel costs beside its positions, in positions.
+const TILE_SETUP: usize = 96;
 
 /// Positions that are not split between blocks.
 const UNIT: usize = 64;
@@ -100,10 +106,37 @@ pub(super) fn decode(batch: &Batch, requests: &[usize], heads: Heads, rows: usiz
     plan
 }
 
+/// The persistent prefill kernel's work: items, and `[blocks + 1]` where each block's begin. Each next item, longest first, goes to
+/// the block with the least work so far.
+pub(super) fn prefill_shares(
+    batch: &Batch,
+    requests: &[usize],
+    heads: Heads,
+    rows: usize,
+    blocks: usize,
+) -> (Vec<[i32; 4]>, Vec<i32>) {
+    let mut tiles: Vec<Tile> = tiles(batch, requests, heads, rows).collect();
+    tiles.sort_by_key(|tile| Reverse(tile.end - tile.begin));
+    let blocks = blocks.clamp(1, (tiles.len() * heads.kv_heads).max(1));
+    let mut shares = vec![Vec::new(); blocks];
+    let mut least: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0, block))).collect();
+    for (tile, head) in tiles.iter().flat_map(|tile| (0..heads.kv_heads).map(move |head| (tile, head))) {
+        let Some(Reverse((cost, block))) = least.pop() else { break };
+        shares[block].push([tile.request as i32, head as i32, tile.tile as i32, 0]);
+        least.push(Reverse((cost + (tile.end - tile.begin).next_multiple_of(128) + TILE_SETUP, block)));
+    }
+    let mut starts = vec![0];
+    starts.extend(shares.iter().scan(0, |sum, share| {
+        *sum += share.len() as i32;
+        Some(*sum)
+    }));
+    (shares.concat(), starts)
+}
+
 /// The prefill kernel's work: `{request, kv_head, tile, 0}`, those with the most positions first; heads of one tile stay together.
 pub(super) fn prefill(batch: &Batch, requests: &[usize], heads: Heads, rows: usize) -> Vec<[i32; 4]> {
     let mut tiles: Vec<Tile> = tiles(batch, requests, heads, rows).collect();
-    tiles.sort_by_key(|tile| std::cmp::Reverse(tile.end - tile.begin));
+    tiles.sort_by_key(|tile| Reverse(tile.end - tile.begin));
     let item = |tile: &Tile, head: usize| [tile.request as i32, head as i32, tile.tile as i32, 0];
     tiles.iter().flat_map(|tile| (0..heads.kv_heads).map(move |head| item(tile, head))).collect()
 }
@@ -182,6 +215,23 @@ mod tests {
         let shares: Vec<i32> = plan.block_items.windows(2).map(share).collect();
         assert_eq!(shares.len(), 264);
         assert!(shares.iter().all(|s| (3..=4).contains(s)), "{shares:?}");
+    }
+
+    #[test]
+    fn shares_of_a_prefill_are_even_and_whole() {
+        let batch = batch(&[(8192, 8192), (100, 4000)]);
+        let heads = Heads { kv_heads: 8, group: 4, window: None };
+        let (items, starts) = prefill_shares(&batch, &[0, 1], heads, 128, 132);
+        let mut sorted = items.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), (256 + 4) * 8);
+        assert_eq!((starts.len(), starts[132]), (133, items.len() as i32));
+        let cost = |item: &[i32; 4]| if item[0] == 0 { (item[2] as usize + 1) * 32 + 96 } else { 4096 };
+        let costs: Vec<usize> = starts.windows(2).map(|s| items[s[0] as usize..s[1] as usize].iter().map(cost).sum()).collect();
+        let (least, most) = (costs.iter().min().unwrap(), costs.iter().max().unwrap());
+        assert!(*most as f64 <= 1.1 * *least as f64, "{least} {most}");
+        assert_eq!(prefill_shares(&batch, &[1], heads, 128, 1000).1.len(), 4 * 8 + 1);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::attention::{AttentionKey, AttentionPlan};
 use super::compile::File;
 use super::device::Parts;
-use super::gemm::{GEMV_ROWS, Operands, Shape};
+use super::gemm::{Operands, Shape};
 use super::kernels::{Arg, Function, Grid};
 use super::memory::Buffer;
 use super::tune::{Job, Tuner};
@@ -101,10 +101,6 @@ impl Ops for Prepare<'_> {
 
     fn linear(&mut self, x: Act, weight: WeightId, bias: Option<WeightId>, out: Act) -> Result<(), BackendError> {
         let (shape, operands) = product(self.parts, self.step.tokens, (x, out), weight, bias)?;
-        if shape.t <= GEMV_ROWS {
-            let high = usize::from(shape.t > 8);
-            self.parts.kernels.get(File::Gemv, &[("HIGH_ROWS", high)], "gemv")?;
-        }
         let Operands { x, bias, out, .. } = operands;
         let weights = self.parts.weights_of(shape.n, shape.k);
         self.tuner.choose(&self.parts.gemm, &Job { shape, x, weights, bias, out })
@@ -130,10 +126,28 @@ impl Ops for Prepare<'_> {
     }
 }
 
-fn rope_kernel(parts: &Parts, step: &Step, attention: &Attention) -> Result<Function, BackendError> {
+/// Threads of `add_rmsnorm`: few tokens want the least latency, many want reads in flight.
+fn norm_threads(tokens: usize, hidden: usize) -> usize {
+    if tokens < 256 {
+        (hidden / 8).next_multiple_of(32).min(1024)
+    } else {
+        (hidden / 32).next_multiple_of(32).max(128)
+    }
+}
+
+/// Tokens up to which the rotary embedding's kernel for few of them is the faster one.
+const FEW_TOKENS: usize = 64;
+
+/// The rotary embedding's kernel for a step, and its grid.
+fn rope_kernel(parts: &Parts, step: &Step, attention: &Attention) -> Result<(Function, Grid), BackendError> {
     let block_size = step.groups[parts.kv.group(attention.kv_layer)].block_size;
     let defines = [("HEAD_DIM", attention.head_dim), ("BLOCK_SIZE", block_size)];
-    parts.kernels.get(File::Rope, &defines, "qk_norm_rope_kvwrite")
+    let few = step.tokens <= FEW_TOKENS;
+    let (name, passes) = if few { ("qk_norm_rope_kvwrite_few", 1) } else { ("qk_norm_rope_kvwrite", 4) };
+    let lanes = (attention.head_dim / 8).next_power_of_two();
+    let groups = (attention.q_heads + 2 * attention.kv_heads).div_ceil(passes * 32 / lanes);
+    let grid = Grid::new((step.tokens * groups).div_ceil(4), 128);
+    Ok((parts.kernels.get(File::Rope, &defines, name)?, grid))
 }
 
 /// The launching pass.
@@ -170,8 +184,8 @@ impl Ops for Launch<'_> {
         let (residual, out) = (parts.act(residual)?, parts.act(out)?);
         let delta = delta.map_or(Ok(0), |delta| parts.act_of(delta, out.width))?;
         let function = parts.kernels.get(File::Norm, &[], "add_rmsnorm")?;
-        let (hidden, vectors) = (out.width, out.width.div_ceil(8192));
-        let threads = (hidden / 8).div_ceil(vectors).next_multiple_of(32).min(1024);
+        let hidden = out.width;
+        let threads = norm_threads(tokens, hidden);
         let args = [
             Arg::Address(delta),
             Arg::Address(residual.address),
@@ -208,8 +222,7 @@ impl Ops for Launch<'_> {
         let sizes = [step.tokens, attention.q_heads, attention.kv_heads].map(|n| Arg::I32(n as i32));
         let args: Vec<Arg> =
             addresses.into_iter().map(Arg::Address).chain(sizes).chain([Arg::F32(attention.eps)]).collect();
-        let grid = Grid::new((step.tokens * heads.div_ceil(4)).div_ceil(8), 256);
-        let function = rope_kernel(parts, step, attention)?;
+        let (function, grid) = rope_kernel(parts, step, attention)?;
         // SAFETY: (qkv, q_norm, k_norm, table, positions, slots, kv, tokens, q_heads, kv_heads, eps) as in rope.cu; slots are
         // within the pool and the table reaches the last position.
         unsafe { parts.kernels.launch(function, grid, &args) }
