@@ -13,7 +13,8 @@ use forward_bench::backend::cuda::{decode_shared, gemv_defines, prefill_hopper_s
 use forward_bench::model::{ModelConfig, preset_names};
 
 /// Architectures, and the KiB of dynamic shared memory that a block may have there.
-const ARCHS: [(&str, usize); 5] = [("sm_80", 163), ("sm_89", 99), ("sm_90a", 227), ("sm_100", 227), ("sm_120", 99)];
+const ARCHS: [(&str, usize); 5] =
+    [("sm_80", 163), ("sm_89", 99), ("sm_90a", 227), ("sm_100", 227), ("sm_120", 99)];
 
 /// Spills that are accepted: kernel, architecture, head_dim, and why.
 const SPILLS: [(&str, &str, usize, &str); 0] = [];
@@ -57,7 +58,8 @@ fn jobs() -> Vec<Job> {
             }
             for (head_dim, group) in heads() {
                 // Every block size where one architecture's worth of compilations is enough to see it.
-                let sizes: &[usize] = if arch == "sm_90a" && dtype == "DTYPE_BF16=1" { &[16, 32, 64] } else { &[16] };
+                let sizes: &[usize] =
+                    if arch == "sm_90a" && dtype == "DTYPE_BF16=1" { &[16, 32, 64] } else { &[16] };
                 for &block_size in sizes {
                     let base = [("HEAD_DIM", head_dim), ("BLOCK_SIZE", block_size)];
                     add(File::Rope, &base, head_dim, 0);
@@ -80,7 +82,9 @@ fn jobs() -> Vec<Job> {
 /// What is wrong with a compilation's log.
 fn problems(job: &Job, log: &str) -> Vec<String> {
     let accepted = |kernel: &str| {
-        SPILLS.iter().any(|(k, arch, head_dim, _)| *k == kernel && *arch == job.arch && *head_dim == job.head_dim)
+        SPILLS
+            .iter()
+            .any(|(k, arch, head_dim, _)| *k == kernel && *arch == job.arch && *head_dim == job.head_dim)
     };
     let mut found = Vec::new();
     let mut kernel = "";
@@ -88,7 +92,8 @@ fn problems(job: &Job, log: &str) -> Vec<String> {
         if let Some((_, rest)) = line.split_once("Function properties for ") {
             kernel = rest.trim();
         }
-        let spilled = line.contains("bytes spill stores") && !line.contains(" 0 bytes spill stores, 0 bytes spill loads");
+        let spilled = line.contains("bytes spill stores")
+            && !line.contains(" 0 bytes spill stores, 0 bytes spill loads");
         let warned = line.contains("warning") || (line.contains("C75") && !line.contains("C7517"));
         if (spilled && !accepted(kernel)) || (warned && !(line.contains("spill") && accepted(kernel))) {
             found.push(format!("{kernel}: {}", line.trim()));
@@ -110,7 +115,8 @@ fn every_kernel_compiles_everywhere_without_warning_or_spill() {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let compiled = Compiler::new(job.arch).and_then(|compiler| compiler.fresh(job.file, &job.defines));
+                    let compiled =
+                        Compiler::new(job.arch).and_then(|compiler| compiler.fresh(job.file, &job.defines));
                     let found = match compiled {
                         Ok((_, log)) => problems(job, &log),
                         Err(error) => vec![error.to_string()],

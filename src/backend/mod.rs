@@ -195,7 +195,9 @@ pub enum KvInit {
 }
 
 /// What a device's last cache holds when a timed forward starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Serialize, serde::Deserialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum L2 {
     /// What the replay before left there.

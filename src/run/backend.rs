@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use super::{Failure, refuse};
 use crate::backend::cpu::{self, CpuDevice, CpuOptions};
@@ -82,9 +83,14 @@ impl Backend {
         }
     }
 
-    /// What a measurement must satisfy: steady replays agree to 5 % on a shared processor, to 0.5 % on a GPU.
+    /// What a measurement must satisfy: steady replays agree to 5 % on a shared processor, to 0.5 % on a GPU, whose power
+    /// control takes a second or more to settle.
     pub fn protocol(&self) -> Protocol {
-        Protocol::own_models(if *self == Self::Cpu { 0.05 } else { 0.005 })
+        if *self == Self::Cpu {
+            return Protocol::own_models(0.05);
+        }
+        let (min_warm_up, max_warm_up) = (Duration::from_millis(1500), Duration::from_secs(6));
+        Protocol { min_warm_up, max_warm_up, ..Protocol::own_models(0.005) }
     }
 
     /// Samples' medians that spread by more than this, in percent, are warned about.
@@ -191,7 +197,9 @@ mod cuda {
     use crate::units::Bytes;
 
     fn absent() -> BackendError {
-        BackendError::Unsupported("this executable was built without the feature `cuda`; build it with".into())
+        BackendError::Unsupported(
+            "this executable was built without the feature `cuda`; build it with".into(),
+        )
     }
 
     pub(super) fn info(_device: usize) -> Result<DeviceInfo, BackendError> {

@@ -9,7 +9,7 @@ use super::compare::Baselines;
 use super::device::{self, Loaded};
 use super::progress::Progress;
 use super::suite::Entry;
-use super::surroundings;
+use super::surroundings::{self, Reading};
 use super::{CASE, Failure, REGRESSION};
 use crate::backend::{Capture, Replay, Sensors};
 use crate::baseline::{Configuration, RankTimes, Sidecar, Store, commit, write_atomically};
@@ -69,17 +69,16 @@ pub fn load(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure
 pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure> {
     let baselines = Baselines::of(cli, store);
     baselines.require(selected)?;
-    let mut bench =
-        Bench {
-            cli,
-            store,
-            baselines,
-            loaded: None,
-            ceilings: Known::default(),
-            commit: commit::head(),
-            results: Vec::new(),
-            status: 0,
-        };
+    let mut bench = Bench {
+        cli,
+        store,
+        baselines,
+        loaded: None,
+        ceilings: Known::default(),
+        commit: commit::head(),
+        results: Vec::new(),
+        status: 0,
+    };
     bench.refuse_mismatches(selected)?;
     let mut harness = Harness::from_process_arguments();
     for_each_group(&mut harness, selected, |group, entry| bench.case(group, entry))?;
@@ -210,8 +209,9 @@ impl Bench<'_> {
         let configuration = device::configuration(self.cli, entry, plan)?;
         let old = if measures { self.baselines.before(entry, &configuration)? } else { None };
         let sensors = loaded.device().sensors();
-        let measured = loaded
-            .with_capture(&batch, |capture| self.on_device(group, entry, &batch, capture, sensors.as_ref()))?;
+        let measured = loaded.with_capture(&batch, |capture| {
+            self.on_device(group, entry, &batch, capture, sensors.as_ref())
+        })?;
         let Some(mut measured) = measured else { return Ok(()) };
         measured.around.kernels = loaded.kernels_hash();
         let floors = ceilings.map(|before| before.after(loaded.device(), &costs)).transpose();
@@ -274,10 +274,10 @@ impl Bench<'_> {
     ) -> Result<Measured, Failure> {
         let replays = u64::from(self.cli.iters) * u64::from(self.cli.samples);
         let sampling = self.sampling(replays, prepared.wall);
-        let (mut broken, mut telemetry) = (None, None);
+        let (mut broken, mut reading) = (None, Reading::new(sampling.sample_size));
         let calls = group.bench(names(entry), Tokens(batch.num_tokens() as u64), Some(sampling), |n| {
             let replays = measure::replay(capture, n).map_err(|error| broken = Some(error)).ok();
-            telemetry = sensors.map(|read| read());
+            reading.after_call(n, sensors);
             replays
         });
         if let Some(error) = broken {
@@ -286,6 +286,7 @@ impl Bench<'_> {
         }
         let replays = self.counted(&calls, sampling, replays, capture)?;
         let latency = Latency::of(capture.timer(), &measure::times(&replays), self.cli.iters as usize);
+        let telemetry = reading.telemetry.or_else(|| sensors.map(|read| read()));
         let around = Surroundings { telemetry, ..Surroundings::default() };
         Ok(Measured { replays, latency, checks: prepared.checks, around })
     }

@@ -1,12 +1,38 @@
 //! The lines about a case's floors, clock, power, heat and neighbours.
 
-use crate::backend::{Replay, Telemetry};
+use crate::backend::{Replay, Sensors, Telemetry};
 use crate::measure::clock_span;
 use crate::measure::limits::{Floors, Surroundings};
 use crate::stats::median;
 
 /// Clocks that move by more than this are told of.
 const CLOCK_LIMIT: f64 = 0.02;
+
+/// Reads the sensors once, directly after the last timed sample: a reading takes long enough for a GPU to change its clock.
+pub struct Reading {
+    /// Criterion's measured calls, which all make equally many replays; those of its warm-up double.
+    calls: usize,
+    alike: usize,
+    last: u64,
+    /// What was read.
+    pub telemetry: Option<Telemetry>,
+}
+
+impl Reading {
+    /// Of a measurement of so many calls.
+    pub fn new(calls: usize) -> Self {
+        Self { calls, alike: 0, last: 0, telemetry: None }
+    }
+
+    /// To be told of each call and its replays.
+    pub fn after_call(&mut self, replays: u64, sensors: Option<&Sensors>) {
+        self.alike = if replays == self.last { self.alike + 1 } else { 1 };
+        self.last = replays;
+        if self.alike == self.calls {
+            self.telemetry = sensors.map(|read| read());
+        }
+    }
+}
 
 /// One line with the numbers that there are, and one for each thing to be warned of.
 pub fn lines(around: &Surroundings, median_us: f64, replays: &[Replay]) -> Vec<String> {
@@ -59,6 +85,18 @@ mod tests {
     fn a_device_without_sensors_says_nothing() {
         let silent = [Replay { time: Nanos(1.0), clock_mhz: None }];
         assert!(lines(&Surroundings::default(), 1.0, &silent).is_empty());
+    }
+
+    #[test]
+    fn the_sensors_are_read_after_the_last_sample_only() {
+        let sensors: Sensors = Box::new(|| Telemetry { power_w: Some(1.0), ..Telemetry::default() });
+        let mut reading = Reading::new(3);
+        for replays in [1, 2, 4, 8, 10, 10] {
+            reading.after_call(replays, Some(&sensors));
+            assert_eq!(reading.telemetry, None);
+        }
+        reading.after_call(10, Some(&sensors));
+        assert_eq!(reading.telemetry.and_then(|telemetry| telemetry.power_w), Some(1.0));
     }
 
     #[test]

@@ -47,7 +47,8 @@ fn agrees(name: &str) {
             let model = Model::new(config, block_size, 256).unwrap();
             let checkpoint = Checkpoint::open(&folder, &model.spec).unwrap();
             let expected = on_the_cpu(&model, &checkpoint, &expected, dtype);
-            let mut cuda = CudaDevice::new(&model.spec, &Weights::Read(&checkpoint), &cuda_options(dtype)).unwrap();
+            let mut cuda =
+                CudaDevice::new(&model.spec, &Weights::Read(&checkpoint), &cuda_options(dtype)).unwrap();
             for row in verify(&model, &mut cuda, &expected).unwrap() {
                 println!("{name} {dtype:?} {block_size} {row:?}");
                 assert!(row.relative_rms <= tolerance, "{name} {dtype:?} {block_size}: {row:?}");

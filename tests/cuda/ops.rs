@@ -21,7 +21,12 @@ fn poison(width: usize) -> forward_bench::backend::WeightSpec {
 #[ignore = "needs an NVIDIA GPU"]
 fn embed_gather_and_add_rmsnorm() {
     for (dtype, hidden) in DTYPES.into_iter().flat_map(|d| [8, 64, 576, 4096, 5120, 8200].map(|h| (d, h))) {
-        let weights = vec![embedding(hidden), weight("b", VOCABULARY, hidden, WeightRole::Embedding), weight("n", 1, hidden, WeightRole::Norm), poison(hidden)];
+        let weights = vec![
+            embedding(hidden),
+            weight("b", VOCABULARY, hidden, WeightRole::Embedding),
+            weight("n", 1, hidden, WeightRole::Norm),
+            poison(hidden),
+        ];
         let acts = [(Act::Residual, hidden), (Act::Delta, hidden), (Act::Normed, hidden), (Act::Context, 16)];
         let spec = spec(weights, &acts, (1, 16), group(16, None));
         for with_delta in [false, true] {
@@ -29,7 +34,13 @@ fn embed_gather_and_add_rmsnorm() {
                 ops.embed_gather(WeightId(0), Act::Residual)?;
                 ops.embed_gather(WeightId(1), Act::Delta)?;
                 ops.embed_gather(WeightId(3), Act::Normed)?;
-                ops.add_rmsnorm(with_delta.then_some(Act::Delta), Act::Residual, WeightId(2), 1e-5, Act::Normed)
+                ops.add_rmsnorm(
+                    with_delta.then_some(Act::Delta),
+                    Act::Residual,
+                    WeightId(2),
+                    1e-5,
+                    Act::Normed,
+                )
             };
             for case in ["a=1", "a=3*1@50,131,2@9"] {
                 let what = format!("add_rmsnorm {hidden} {with_delta} {case}");
@@ -50,14 +61,23 @@ fn silu_mul() {
             ops.embed_gather(WeightId(1), Act::Normed)?;
             ops.silu_mul(Act::GateUp, Act::Normed)
         };
-        compare(&format!("silu_mul {width}"), &spec, &batch(CASES[6], group(16, None), 2), dtype, 1.0, &forward);
+        compare(
+            &format!("silu_mul {width}"),
+            &spec,
+            &batch(CASES[6], group(16, None), 2),
+            dtype,
+            1.0,
+            &forward,
+        );
     }
 }
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn linear() {
-    for (dtype, (n, k)) in DTYPES.into_iter().flat_map(|d| [(64, 64), (960, 576), (1032, 2056), (6144, 4096)].map(|s| (d, s))) {
+    for (dtype, (n, k)) in
+        DTYPES.into_iter().flat_map(|d| [(64, 64), (960, 576), (1032, 2056), (6144, 4096)].map(|s| (d, s)))
+    {
         let weights = vec![
             embedding(k),
             weight("w", n, k, WeightRole::Linear),
@@ -128,7 +148,14 @@ fn qk_norm_rope() {
             let what = format!("qk_norm_rope {shape:?} norms {norms}");
             // The CPU rotates K and leaves V in place where a GPU writes them to the cache alone: only queries are alike.
             let queries = query * kv_heads * head_dim;
-            crate::support::compare_columns(&what, &spec, &batch("a=3*1@900,37,9@2000", group, 4), dtype, (width, queries), &forward);
+            crate::support::compare_columns(
+                &what,
+                &spec,
+                &batch("a=3*1@900,37,9@2000", group, 4),
+                dtype,
+                (width, queries),
+                &forward,
+            );
         }
     }
 }

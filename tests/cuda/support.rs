@@ -3,8 +3,8 @@
 use forward_bench::backend::cpu::{CpuDevice, CpuOptions};
 use forward_bench::backend::cuda::{CudaDevice, CudaOptions};
 use forward_bench::backend::{
-    Act, BackendError, Device, Dtype, Forward, KvInit, KvLayer, L2, Rope, StepSpec, WeightRole, WeightSource, WeightSpec,
-    Weights, dummy,
+    Act, BackendError, Device, Dtype, Forward, KvInit, KvLayer, L2, Rope, StepSpec, WeightRole, WeightSource,
+    WeightSpec, Weights, dummy,
 };
 use forward_bench::batch::{Batch, BatchPlan, KvGroup, Limits};
 use forward_bench::case::Case;
@@ -144,7 +144,10 @@ pub fn judge(what: &str, found: &[f32], expected: &[f32], dtype: Dtype, slack: f
         if ratio.is_nan() { f64::INFINITY } else { ratio }
     });
     let worst = worst.fold(0.0, f64::max);
-    println!("{what} {dtype:?}: relative RMS {:.3} u, worst element {worst:.3} of what is allowed", distance / unit);
+    println!(
+        "{what} {dtype:?}: relative RMS {:.3} u, worst element {worst:.3} of what is allowed",
+        distance / unit
+    );
     assert!(distance <= slack * unit && worst <= 1.0, "{what} {dtype:?}: {distance:.3e} {worst:.3}");
     assert!(rms > 1e-3, "{what}: nothing was compared");
 }

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use forward_bench::backend::cuda::Gpu;
 use forward_bench::backend::cuda::compile::{Compiler, File};
-use forward_bench::backend::cuda::custom::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use forward_bench::backend::cuda::custom::cudarc::driver::{
+    CudaFunction, CudaStream, LaunchConfig, PushKernelArg,
+};
 use forward_bench::backend::cuda::custom::cudarc::nvrtc::Ptx;
 use forward_bench::backend::cuda::custom::{CustomCapture, CustomForward};
-use forward_bench::backend::cuda::Gpu;
 use forward_bench::backend::{BackendError, Capture, L2, Replay};
 
 /// Spins for given times in the forward and in what comes before it.

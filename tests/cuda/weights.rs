@@ -23,7 +23,9 @@ fn dummy_weights_are_the_hosts() {
         for (id, weight) in spec.weights.iter().enumerate() {
             let stream = dummy::stream(42, id as u64);
             let value = |i: usize| dummy::weight(weight.role, stream, i as u64);
-            let round = |v: f32| if dtype == Dtype::Float16 { f16::from_f32(v).to_f32() } else { bf16::from_f32(v).to_f32() };
+            let round = |v: f32| {
+                if dtype == Dtype::Float16 { f16::from_f32(v).to_f32() } else { bf16::from_f32(v).to_f32() }
+            };
             let expected: Vec<f32> = (0..weight.rows * weight.cols).map(|i| round(value(i))).collect();
             assert!(cuda.weight(WeightId(id)).unwrap() == expected, "{} {dtype:?}", weight.name);
         }
@@ -55,5 +57,8 @@ fn too_little_memory_is_said_with_numbers_and_a_flag() {
     options.dtype = Dtype::Float32;
     let error = CudaDevice::new(&spec, &Weights::Dummy { seed: 0 }, &options).err().unwrap();
     assert!(error.to_string().contains("float32"), "{error}");
-    drop(CpuDevice::new(&spec, &Weights::Dummy { seed: 0 }, &crate::support::cpu_options(Dtype::Float32)).unwrap());
+    drop(
+        CpuDevice::new(&spec, &Weights::Dummy { seed: 0 }, &crate::support::cpu_options(Dtype::Float32))
+            .unwrap(),
+    );
 }

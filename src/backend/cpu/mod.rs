@@ -28,7 +28,8 @@ use self::memory::Buffer;
 use self::round::Rounding;
 use self::step::Step;
 use super::{
-    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, KvInit, StepSpec, WeightSpec, Weights, check, dummy,
+    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, KvInit, StepSpec, WeightSpec, Weights, check,
+    dummy,
 };
 use crate::batch::Batch;
 use crate::units::Bytes;

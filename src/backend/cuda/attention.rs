@@ -143,7 +143,8 @@ impl AttentionPlan {
             decode.launch(parts, step, (&inputs, &sizes, out), attention.kv_heads)?;
         }
         if let Some(prefill) = &self.prefill {
-            let lists = [Some(prefill.items.address()), prefill.block_items.as_ref().map(Buffer::address), Some(out)];
+            let lists =
+                [Some(prefill.items.address()), prefill.block_items.as_ref().map(Buffer::address), Some(out)];
             let addresses = inputs.iter().copied().chain(lists.into_iter().flatten()).map(Arg::Address);
             let args: Vec<Arg> = addresses.chain(sizes).collect();
             // SAFETY: (qkv, kv, block_tables, query_start, kv_lens, items, [block_items,] out, q_stride, table_stride, kv_heads,
@@ -209,7 +210,8 @@ impl Decode {
         unsafe { parts.kernels.launch(self.function, self.grid, &args) }?;
         let Some((function, grid, list)) = &self.combine else { return Ok(()) };
         let addresses = [part_o, part_ml, step.query_start.address(), list.address(), out];
-        let args: Vec<Arg> = addresses.into_iter().map(Arg::Address).chain([Arg::I32(kv_heads as i32)]).collect();
+        let args: Vec<Arg> =
+            addresses.into_iter().map(Arg::Address).chain([Arg::I32(kv_heads as i32)]).collect();
         // SAFETY: (part_o, part_ml, query_start, combines, out, kv_heads) as in decode.cu.
         unsafe { parts.kernels.launch(*function, *grid, &args) }
     }

@@ -81,7 +81,8 @@ impl Capture for CudaCapture<'_> {
         let pages = parts.kv.pages(&self.batch.snapshot_blocks(0));
         let bytes = pages.len() * parts.kv.page;
         self.saved = None;
-        let copies = Buffer::new(&parts.kernels.gpu, bytes, "the copy of the KV blocks that the step writes")?;
+        let copies =
+            Buffer::new(&parts.kernels.gpu, bytes, "the copy of the KV blocks that the step writes")?;
         let saved = |(i, page): (usize, u64)| [page, copies.address() + (i * parts.kv.page) as u64];
         let list = pages.into_iter().enumerate().map(saved).collect();
         let segments = Segments::new(&parts.kernels, list, parts.kv.page)?;
@@ -121,7 +122,8 @@ impl Capture for CudaCapture<'_> {
 
     fn output(&mut self) -> Result<Vec<f32>, BackendError> {
         let found = self.parts.acts.iter().find(|(act, ..)| *act == Act::Normed);
-        let (_, width, buffer) = found.ok_or_else(|| BackendError::Device("the model has no output".into()))?;
+        let (_, width, buffer) =
+            found.ok_or_else(|| BackendError::Device("the model has no output".into()))?;
         let bits: Vec<u16> = buffer.read(0, self.step.tokens * width)?;
         Ok(from_bits(&bits, self.parts.gemm.dtype))
     }

@@ -38,7 +38,8 @@ pub(super) fn read_rate(parts: &Parts) -> Result<f64, BackendError> {
     let mut timed = Timed::new(kernels, L2::Warm)?;
     timed.record(|| Ok(()), || read_sum(kernels, function, pool.address(), bytes, &sums))?;
     timed.replay()?;
-    let times = (0..READS).map(|_| Ok(timed.replay()?.time.seconds())).collect::<Result<Vec<_>, BackendError>>()?;
+    let times =
+        (0..READS).map(|_| Ok(timed.replay()?.time.seconds())).collect::<Result<Vec<_>, BackendError>>()?;
     Ok(bytes as f64 / median(&times).unwrap_or(f64::INFINITY))
 }
 
@@ -70,10 +71,8 @@ pub(super) fn gemm_rate(parts: &Parts, tuner: &Tuner) -> Result<GemmRate, Backen
     let algorithm = parts.gemm.chosen.borrow().get(&shape).copied();
     let algorithm = algorithm.ok_or_else(|| BackendError::Device("the product was not tuned".into()))?;
     let mut timed = Timed::new(&parts.kernels, L2::Warm)?;
-    timed.record(
-        || Ok(()),
-        || (0..LAUNCHES).try_for_each(|_| parts.gemm.run(shape, algorithm, &operands)),
-    )?;
+    timed
+        .record(|| Ok(()), || (0..LAUNCHES).try_for_each(|_| parts.gemm.run(shape, algorithm, &operands)))?;
     let (mut times, mut clocks, mut total) = (Vec::new(), Vec::new(), 0.0);
     while total < GEMM_NANOS {
         let replay = timed.replay()?;

@@ -89,7 +89,8 @@ impl Compiler {
         let version = format!("{}.{}", self.version.0, self.version.1);
         let parts = [file.source(), COMMON, &version].into_iter().chain(options.iter().map(String::as_str));
         let key = cache::hash(parts.map(str::as_bytes));
-        let path = self.folder.as_ref().map(|folder| folder.join(format!("{}-{}-{key}", file.name(), self.arch)));
+        let path =
+            self.folder.as_ref().map(|folder| folder.join(format!("{}-{}-{key}", file.name(), self.arch)));
         if let Some(cubin) = path.as_deref().and_then(cache::read) {
             return Ok(cubin);
         }
@@ -119,12 +120,14 @@ impl Compiler {
 
     fn compile(&self, file: File, options: &[String]) -> Result<(Vec<u8>, String), BackendError> {
         let program = Program::new(file)?;
-        let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect::<Result<_, _>>()?;
+        let options: Vec<CString> =
+            options.iter().map(|option| c_string(option)).collect::<Result<_, _>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         // SAFETY: the pointers are those of living strings.
         let status = unsafe { sys::nvrtcCompileProgram(program.0, pointers.len() as i32, pointers.as_ptr()) };
         let log = program.text(sys::nvrtcGetProgramLogSize, sys::nvrtcGetProgramLog)?;
-        let log = CStr::from_bytes_until_nul(&log).map_or_else(|_| String::new(), |log| log.to_string_lossy().into());
+        let log = CStr::from_bytes_until_nul(&log)
+            .map_or_else(|_| String::new(), |log| log.to_string_lossy().into());
         if let Err(error) = status.result() {
             let (major, minor) = self.version;
             return Err(BackendError::Device(format!(

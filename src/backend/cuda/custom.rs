@@ -83,10 +83,8 @@ impl<F: CustomForward> Capture for CustomCapture<F> {
     fn record(&mut self) -> Result<(), BackendError> {
         let Self { timed, forward, gpu } = self;
         let forward = std::cell::RefCell::new(forward);
-        timed.record(
-            || forward.borrow_mut().restore(&gpu.stream),
-            || forward.borrow_mut().launch(&gpu.stream),
-        )
+        timed
+            .record(|| forward.borrow_mut().restore(&gpu.stream), || forward.borrow_mut().launch(&gpu.stream))
     }
 
     fn replay(&mut self) -> Result<Replay, BackendError> {

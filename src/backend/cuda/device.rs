@@ -82,7 +82,8 @@ impl Parts {
 
     /// The addresses of all linear weights of that size.
     pub(super) fn weights_of(&self, rows: usize, cols: usize) -> Vec<u64> {
-        let fits = |spec: &WeightSpec| spec.role == WeightRole::Linear && (spec.rows, spec.cols) == (rows, cols);
+        let fits =
+            |spec: &WeightSpec| spec.role == WeightRole::Linear && (spec.rows, spec.cols) == (rows, cols);
         let pairs = self.spec.weights.iter().zip(&self.weights);
         pairs.filter(|(spec, _)| fits(spec)).map(|(_, buffer)| buffer.address()).collect()
     }

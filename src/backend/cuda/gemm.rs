@@ -29,8 +29,7 @@ const GEMV_ROWS: usize = 16;
 const TRANSPOSED: i32 = 1;
 
 /// Its variants: N_TILES, UNROLL, WARPS, MIN_BLOCKS. Which is best depends on the shape and the device.
-const GEMV_VARIANTS: [[usize; 4]; 5] =
-    [[2, 4, 8, 3], [1, 4, 8, 4], [2, 4, 4, 6], [2, 2, 8, 4], [1, 2, 8, 6]];
+const GEMV_VARIANTS: [[usize; 4]; 5] = [[2, 4, 8, 3], [1, 4, 8, 4], [2, 4, 4, 6], [2, 2, 8, 4], [1, 2, 8, 6]];
 /// The same for more than 8 rows.
 const GEMV_HIGH_VARIANTS: [[usize; 4]; 2] = [[2, 4, 8, 2], [2, 2, 8, 4]];
 
@@ -56,7 +55,10 @@ fn defines(t: usize, [tiles, unroll, warps, blocks]: [usize; 4]) -> [(&'static s
 /// The defines of every variant of the kernel for few rows that is ever compiled.
 #[must_use]
 pub fn gemv_defines() -> Vec<[(&'static str, usize); 5]> {
-    [1, GEMV_ROWS].iter().flat_map(|&t| gemv_variants(t).iter().map(move |variant| defines(t, *variant))).collect()
+    [1, GEMV_ROWS]
+        .iter()
+        .flat_map(|&t| gemv_variants(t).iter().map(move |variant| defines(t, *variant)))
+        .collect()
 }
 
 /// What decides how a product is best computed.
@@ -103,7 +105,8 @@ impl Algorithm {
         if let Some(variant) = text.strip_prefix("gemv ") {
             return variant.parse().ok().map(Self::Gemv);
         }
-        let words: Option<Vec<u64>> = text.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect();
+        let words: Option<Vec<u64>> =
+            text.split(' ').map(|word| u64::from_str_radix(word, 16).ok()).collect();
         Some(Self::Lt(words?.try_into().ok()?))
     }
 }
@@ -163,7 +166,18 @@ impl Gemm {
         let status = unsafe {
             let (a, b, d, most) = (plan.w.0, plan.x.0, plan.out.0, most as i32);
             let (found, count) = (found.as_mut_ptr(), &raw mut count);
-            sys::cublasLtMatmulAlgoGetHeuristic(self.handle, plan.desc.0, a, b, d, d, preference.0, most, found, count)
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                plan.desc.0,
+                a,
+                b,
+                d,
+                d,
+                preference.0,
+                most,
+                found,
+                count,
+            )
         };
         let usable = |found: &sys::cublasLtMatmulHeuristicResult_t| {
             found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE
@@ -178,13 +192,20 @@ impl Gemm {
         }
         if all.is_empty() {
             let Shape { t, n, k, .. } = shape;
-            return Err(BackendError::Device(format!("cuBLASLt has no algorithm for [{t}, {k}] x [{n}, {k}]")));
+            return Err(BackendError::Device(format!(
+                "cuBLASLt has no algorithm for [{t}, {k}] x [{n}, {k}]"
+            )));
         }
         Ok(all)
     }
 
     /// Puts a product on the stream. An algorithm that does not fit the shape is an error, not a wrong result.
-    pub(super) fn run(&self, shape: Shape, algorithm: Algorithm, operands: &Operands) -> Result<(), BackendError> {
+    pub(super) fn run(
+        &self,
+        shape: Shape,
+        algorithm: Algorithm,
+        operands: &Operands,
+    ) -> Result<(), BackendError> {
         match algorithm {
             Algorithm::Gemv(variant) => self.run_gemv(shape, variant, operands),
             Algorithm::Lt(data) => self.run_lt(shape, sys::cublasLtMatmulAlgo_t { data }, operands),
@@ -228,7 +249,22 @@ impl Gemm {
             let (w, x, out) = (pointer(w), pointer(x), pointer(out));
             let algorithm = &raw const algorithm;
             sys::cublasLtMatmul(
-                self.handle, desc, one, w, a, x, b, zero, out, d, out, d, algorithm, workspace, WORKSPACE, stream.cast(),
+                self.handle,
+                desc,
+                one,
+                w,
+                a,
+                x,
+                b,
+                zero,
+                out,
+                d,
+                out,
+                d,
+                algorithm,
+                workspace,
+                WORKSPACE,
+                stream.cast(),
             )
         };
         self.kernels.other_kernel();
@@ -254,7 +290,11 @@ struct Plan {
 
 impl Plan {
     fn new(shape: Shape, dtype: Dtype) -> Result<Self, BackendError> {
-        let kind = if dtype == Dtype::Float16 { sys::cudaDataType::CUDA_R_16F } else { sys::cudaDataType::CUDA_R_16BF };
+        let kind = if dtype == Dtype::Float16 {
+            sys::cudaDataType::CUDA_R_16F
+        } else {
+            sys::cudaDataType::CUDA_R_16BF
+        };
         let desc = Desc::new()?;
         let transposed = TRANSPOSED;
         desc.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, &transposed)?;
@@ -263,7 +303,12 @@ impl Plan {
             desc.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         }
         let Shape { t, n, k, .. } = shape;
-        Ok(Self { desc, w: Layout::new(kind, k, n)?, x: Layout::new(kind, k, t)?, out: Layout::new(kind, n, t)? })
+        Ok(Self {
+            desc,
+            w: Layout::new(kind, k, n)?,
+            x: Layout::new(kind, k, t)?,
+            out: Layout::new(kind, n, t)?,
+        })
     }
 }
 
@@ -279,8 +324,10 @@ impl Desc {
 
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), BackendError> {
         // SAFETY: the descriptor is alive, and the library copies as many bytes as the value has.
-        unsafe { result::set_matmul_desc_attribute(self.0, attribute, (&raw const *value).cast(), size_of::<T>()) }
-            .map_err(blas("describing a matrix product"))
+        unsafe {
+            result::set_matmul_desc_attribute(self.0, attribute, (&raw const *value).cast(), size_of::<T>())
+        }
+        .map_err(blas("describing a matrix product"))
     }
 }
 

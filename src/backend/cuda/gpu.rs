@@ -1,6 +1,6 @@
 //! One GPU: its context, the stream that everything runs on, and its facts.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags};
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
@@ -45,7 +45,7 @@ impl Gpu {
 
     fn open_checked(ordinal: usize) -> Result<Arc<Self>, BackendError> {
         let device = library::device(ordinal)?;
-        let context = CudaContext::new(ordinal).map_err(driver("creating a context"))?;
+        let context = primary_context(ordinal)?;
         // SAFETY: buffers are used on one stream only, so nothing needs the events that are no longer recorded.
         unsafe { context.disable_event_tracking() };
         let attribute =
@@ -92,6 +92,20 @@ impl Gpu {
     }
 }
 
+/// The device's primary context, which then lives as long as the process: cuBLASLt keeps state of a context that does not survive
+/// its end.
+fn primary_context(ordinal: usize) -> Result<Arc<CudaContext>, BackendError> {
+    static OPEN: Mutex<Vec<Arc<CudaContext>>> = Mutex::new(Vec::new());
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(context) = open.iter().find(|context| context.ordinal() == ordinal) {
+        context.bind_to_thread().map_err(driver("making the context current"))?;
+        return Ok(context.clone());
+    }
+    let context = CudaContext::new(ordinal).map_err(driver("creating a context"))?;
+    open.push(context.clone());
+    Ok(context)
+}
+
 fn uuid_text(bytes: &[u8; 16]) -> String {
     let hex: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let part = |range: std::ops::Range<usize>| hex[range].concat();
@@ -107,13 +121,15 @@ pub(super) struct Event {
 impl Event {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self, BackendError> {
         gpu.bind()?;
-        let raw = result::event::create(CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("creating an event"))?;
+        let raw =
+            result::event::create(CUevent_flags::CU_EVENT_DEFAULT).map_err(driver("creating an event"))?;
         Ok(Self { raw, gpu: gpu.clone() })
     }
 
     /// Records it on the stream; in a capture as an external event, whose time is taken at every replay.
     pub(super) fn record(&self, capturing: bool) -> Result<(), BackendError> {
-        let flags = if capturing { sys::CUevent_record_flags_enum::CU_EVENT_RECORD_EXTERNAL as u32 } else { 0 };
+        let flags =
+            if capturing { sys::CUevent_record_flags_enum::CU_EVENT_RECORD_EXTERNAL as u32 } else { 0 };
         // SAFETY: event and stream belong to the same live context.
         let status = unsafe { sys::cuEventRecordWithFlags(self.raw, self.gpu.stream.cu_stream(), flags) };
         status.result().map_err(driver("recording an event"))
@@ -128,7 +144,8 @@ impl Event {
     /// The time from this event to `end`, both recorded and done. The one place where event milliseconds are converted.
     pub(super) fn until(&self, end: &Self) -> Result<Nanos, BackendError> {
         // SAFETY: both events are alive and were made with timing.
-        let millis = unsafe { result::event::elapsed(self.raw, end.raw) }.map_err(driver("reading an event"))?;
+        let millis =
+            unsafe { result::event::elapsed(self.raw, end.raw) }.map_err(driver("reading an event"))?;
         Ok(Nanos(f64::from(millis) * 1e6))
     }
 }

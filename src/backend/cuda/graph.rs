@@ -52,7 +52,8 @@ impl Graph {
     pub(super) fn launch(&self) -> Result<(), BackendError> {
         self.gpu.bind()?;
         // SAFETY: the graph is alive, and its owner keeps alive what it uses.
-        unsafe { result::graph::launch(self.exec, self.gpu.stream.cu_stream()) }.map_err(driver("launching a graph"))
+        unsafe { result::graph::launch(self.exec, self.gpu.stream.cu_stream()) }
+            .map_err(driver("launching a graph"))
     }
 }
 

@@ -132,7 +132,12 @@ impl Kernels {
     }
 
     /// Lets a kernel use up to `shared` bytes of dynamic shared memory; fails if the device has less.
-    pub(super) fn allow_shared(&self, function: Function, shared: usize, what: &str) -> Result<(), BackendError> {
+    pub(super) fn allow_shared(
+        &self,
+        function: Function,
+        shared: usize,
+        what: &str,
+    ) -> Result<(), BackendError> {
         if shared > self.gpu.max_shared {
             return Err(BackendError::Unsupported(format!(
                 "{what} needs {shared} bytes of shared memory a block, {} has {}",
@@ -151,7 +156,12 @@ impl Kernels {
         // SAFETY: the function is loaded; one integer is written.
         let status = unsafe {
             let threads = grid.threads as i32;
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function.0, threads, grid.shared)
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &raw mut blocks,
+                function.0,
+                threads,
+                grid.shared,
+            )
         };
         status.result().map_err(driver("asking for occupancy"))?;
         Ok(blocks.max(1) as usize * self.gpu.multiprocessors as usize)
@@ -172,7 +182,12 @@ impl Kernels {
     /// # Safety
     /// The arguments are those of the kernel in number, order and width, and the addresses lead to what it reads and
     /// writes until it has run.
-    pub(super) unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Result<(), BackendError> {
+    pub(super) unsafe fn launch(
+        &self,
+        function: Function,
+        grid: Grid,
+        args: &[Arg],
+    ) -> Result<(), BackendError> {
         let mut words: Vec<u64> = args.iter().map(|arg| arg.bits()).collect();
         let mut pointers: Vec<*mut c_void> = words.iter_mut().map(|word| (&raw mut *word).cast()).collect();
         let overlap = self.overlap.replace(true) && self.gpu.capability >= (9, 0);

@@ -107,9 +107,8 @@ fn devices() -> Result<i32, BackendError> {
 pub(super) fn device(ordinal: usize) -> Result<sys::CUdevice, BackendError> {
     let count = devices()?;
     let number = i32::try_from(ordinal).ok().filter(|number| *number < count);
-    let number = number.ok_or_else(|| {
-        missing(format!("--device {ordinal}: there are {count} devices, numbered from 0"))
-    })?;
+    let number = number
+        .ok_or_else(|| missing(format!("--device {ordinal}: there are {count} devices, numbered from 0")))?;
     let device = result::device::get(number).map_err(driver("opening the device"))?;
     let attribute = |which| {
         // SAFETY: the device was just given by the driver.
@@ -140,7 +139,8 @@ pub(super) fn name_and_units(ordinal: usize) -> Result<(String, usize), BackendE
     let device = device(ordinal)?;
     let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
     // SAFETY: the device was just given by the driver.
-    let units = unsafe { result::device::get_attribute(device, which) }.map_err(driver("asking the device"))?;
+    let units =
+        unsafe { result::device::get_attribute(device, which) }.map_err(driver("asking the device"))?;
     let name = result::device::get_name(device).map_err(driver("asking the device"))?;
     Ok((name, units.max(0) as usize))
 }

@@ -71,7 +71,8 @@ impl Buffer {
 
     fn check(&self, offset: usize, bytes: usize) -> Result<(), BackendError> {
         let end = offset.checked_add(bytes).filter(|end| *end <= self.bytes);
-        let fail = || BackendError::Device(format!("a copy of {bytes} bytes at {offset} in {} bytes", self.bytes));
+        let fail =
+            || BackendError::Device(format!("a copy of {bytes} bytes at {offset} in {} bytes", self.bytes));
         end.map(|_| ()).ok_or_else(fail)
     }
 

@@ -52,7 +52,8 @@ use self::pool::{Budget, KvPool};
 use self::telemetry::Nvml;
 use self::tune::Tuner;
 use super::{
-    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, GemmRate, KvInit, L2, Sensors, StepSpec, Weights, check,
+    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, GemmRate, KvInit, L2, Sensors, StepSpec,
+    Weights, check,
 };
 use crate::batch::Batch;
 use crate::units::Bytes;
@@ -110,7 +111,8 @@ impl CudaDevice {
         let weights = weights::load(&kernels, spec, weights, options.dtype)?;
         let gemm = Gemm::new(&kernels, options.dtype)?;
         let act = |&(act, width): &(super::Act, usize)| {
-            let buffer = Buffer::new(gpu, options.max_tokens * width * 2, "activations (--max-num-batched-tokens)")?;
+            let buffer =
+                Buffer::new(gpu, options.max_tokens * width * 2, "activations (--max-num-batched-tokens)")?;
             buffer.fill(0)?;
             Ok((act, width, buffer))
         };
@@ -173,7 +175,9 @@ fn budget(gpu: &Gpu, options: &CudaOptions) -> Result<Budget, BackendError> {
 
 /// What the kernels are written for.
 fn supported(spec: &StepSpec) -> Result<(), BackendError> {
-    let refuse = |message: String| Err(BackendError::Unsupported(format!("the CUDA kernels do not serve this model: {message}")));
+    let refuse = |message: String| {
+        Err(BackendError::Unsupported(format!("the CUDA kernels do not serve this model: {message}")))
+    };
     for layer in &spec.kv_layers {
         if !layer.head_dim.is_multiple_of(8) || layer.head_dim > 256 || layer.head_dim == 0 {
             return refuse(format!("head_dim {} is no multiple of 8 up to 256", layer.head_dim));

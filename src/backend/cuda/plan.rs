@@ -51,7 +51,12 @@ pub(super) struct DecodePlan {
 }
 
 /// The requests of `batch` in `requests`, cut into tiles of `rows` rows.
-fn tiles<'a>(batch: &'a Batch, requests: &'a [usize], heads: Heads, rows: usize) -> impl Iterator<Item = Tile> + 'a {
+fn tiles<'a>(
+    batch: &'a Batch,
+    requests: &'a [usize],
+    heads: Heads,
+    rows: usize,
+) -> impl Iterator<Item = Tile> + 'a {
     requests.iter().flat_map(move |&request| {
         let query_len = (batch.query_start[request + 1] - batch.query_start[request]) as usize;
         let prefix = batch.kv_lens[request] as usize - query_len;
@@ -65,7 +70,13 @@ fn tiles<'a>(batch: &'a Batch, requests: &'a [usize], heads: Heads, rows: usize)
 }
 
 /// Splits the attention of `requests` over `blocks` blocks.
-pub(super) fn decode(batch: &Batch, requests: &[usize], heads: Heads, rows: usize, blocks: usize) -> DecodePlan {
+pub(super) fn decode(
+    batch: &Batch,
+    requests: &[usize],
+    heads: Heads,
+    rows: usize,
+    blocks: usize,
+) -> DecodePlan {
     let aligned = |tile: Tile| Tile { begin: tile.begin / 16 * 16, ..tile };
     let tiles: Vec<Tile> = tiles(batch, requests, heads, rows).map(aligned).collect();
     // A request's heads follow each other, all tiles of one head together.
@@ -228,7 +239,8 @@ mod tests {
         assert_eq!(sorted.len(), (256 + 4) * 8);
         assert_eq!((starts.len(), starts[132]), (133, items.len() as i32));
         let cost = |item: &[i32; 4]| if item[0] == 0 { (item[2] as usize + 1) * 32 + 96 } else { 4096 };
-        let costs: Vec<usize> = starts.windows(2).map(|s| items[s[0] as usize..s[1] as usize].iter().map(cost).sum()).collect();
+        let costs: Vec<usize> =
+            starts.windows(2).map(|s| items[s[0] as usize..s[1] as usize].iter().map(cost).sum()).collect();
         let (least, most) = (costs.iter().min().unwrap(), costs.iter().max().unwrap());
         assert!(*most as f64 <= 1.1 * *least as f64, "{least} {most}");
         assert_eq!(prefill_shares(&batch, &[1], heads, 128, 1000).1.len(), 4 * 8 + 1);

@@ -44,7 +44,8 @@ impl KvPool {
         let mut in_group = vec![0; spec.kv_groups.len()];
         let (mut layers, mut page) = (Vec::new(), None);
         for layer in &spec.kv_layers {
-            let group = spec.kv_groups.get(layer.group).ok_or_else(|| unsupported("a KV layer without a group"))?;
+            let group =
+                spec.kv_groups.get(layer.group).ok_or_else(|| unsupported("a KV layer without a group"))?;
             if ![16, 32, 64].contains(&group.block_size) {
                 let message = format!("--block-size {}: CUDA takes 16, 32 or 64", group.block_size);
                 return Err(BackendError::Unsupported(message));
@@ -106,9 +107,12 @@ impl KvPool {
             })
             .collect();
         match self.init {
-            KvInit::Random => used.iter().enumerate().try_for_each(|(g, blocks)| self.fill_random(kernels, g, blocks))?,
+            KvInit::Random => {
+                used.iter().enumerate().try_for_each(|(g, blocks)| self.fill_random(kernels, g, blocks))?
+            }
             KvInit::Zeros => {
-                let segments = self.pages(&used).into_iter().map(|page| [page, self.zeros.address()]).collect();
+                let segments =
+                    self.pages(&used).into_iter().map(|page| [page, self.zeros.address()]).collect();
                 Segments::new(kernels, segments, self.page)?.copy(kernels, Direction::Restore)?;
             }
         }
@@ -116,7 +120,8 @@ impl KvPool {
     }
 
     fn fill_random(&self, kernels: &Kernels, group: usize, blocks: &[u32]) -> Result<(), BackendError> {
-        let of_group: Vec<usize> = (0..self.layers.len()).filter(|layer| self.group(*layer) == group).collect();
+        let of_group: Vec<usize> =
+            (0..self.layers.len()).filter(|layer| self.group(*layer) == group).collect();
         if of_group.is_empty() || blocks.is_empty() {
             return Ok(());
         }
@@ -159,7 +164,11 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    pub(super) fn new(kernels: &Kernels, segments: Vec<[u64; 2]>, bytes: usize) -> Result<Self, BackendError> {
+    pub(super) fn new(
+        kernels: &Kernels,
+        segments: Vec<[u64; 2]>,
+        bytes: usize,
+    ) -> Result<Self, BackendError> {
         let list = Buffer::of(&kernels.gpu, &segments, "a list of KV blocks")?;
         let function = kernels.get(File::State, &[], "copy_segments")?;
         Ok(Self { list, count: segments.len(), bytes, function })

@@ -67,7 +67,9 @@ fn product(
     let (from, to) = (parts.act(x)?, parts.act(out)?);
     if from.width != spec.cols || to.width != spec.rows {
         let (name, rows, cols) = (&spec.name, spec.rows, spec.cols);
-        return Err(BackendError::Device(format!("{name} [{rows}, {cols}] from {x:?} to {out:?} does not fit")));
+        return Err(BackendError::Device(format!(
+            "{name} [{rows}, {cols}] from {x:?} to {out:?} does not fit"
+        )));
     }
     let bias_address = bias.map_or(Ok(0), |bias| parts.vector(bias, spec.rows))?;
     let shape = Shape { t: tokens, n: spec.rows, k: spec.cols, bias: bias.is_some() };
@@ -99,7 +101,13 @@ impl Ops for Prepare<'_> {
         self.parts.kernels.get(File::Norm, &[], "add_rmsnorm").map(drop)
     }
 
-    fn linear(&mut self, x: Act, weight: WeightId, bias: Option<WeightId>, out: Act) -> Result<(), BackendError> {
+    fn linear(
+        &mut self,
+        x: Act,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        out: Act,
+    ) -> Result<(), BackendError> {
         let (shape, operands) = product(self.parts, self.step.tokens, (x, out), weight, bias)?;
         let Operands { x, bias, out, .. } = operands;
         let weights = self.parts.weights_of(shape.n, shape.k);
@@ -198,7 +206,13 @@ impl Ops for Launch<'_> {
         unsafe { parts.kernels.launch(function, Grid::new(tokens, threads as u32), &args) }
     }
 
-    fn linear(&mut self, x: Act, weight: WeightId, bias: Option<WeightId>, out: Act) -> Result<(), BackendError> {
+    fn linear(
+        &mut self,
+        x: Act,
+        weight: WeightId,
+        bias: Option<WeightId>,
+        out: Act,
+    ) -> Result<(), BackendError> {
         let (shape, operands) = product(self.parts, self.step.tokens, (x, out), weight, bias)?;
         let algorithm = self.parts.gemm.chosen.borrow().get(&shape).copied();
         let algorithm = algorithm.ok_or_else(|| BackendError::Device(format!("{shape:?} was not tuned")))?;

@@ -32,7 +32,11 @@ impl Nvml {
             sm_clock_mhz: device.clock_info(Clock::SM).ok(),
             max_sm_clock_mhz: device.max_clock_info(Clock::SM).ok(),
             throttled: throttled(reasons),
-            other_processes: others.iter().filter(|p| p.pid != own).map(|p| name(&self.library, p.pid)).collect(),
+            other_processes: others
+                .iter()
+                .filter(|p| p.pid != own)
+                .map(|p| name(&self.library, p.pid))
+                .collect(),
         }
     }
 }
@@ -51,7 +55,9 @@ fn throttled(reasons: ThrottleReasons) -> Vec<String> {
 }
 
 fn name(library: &Library, pid: u32) -> String {
-    library.sys_process_name(pid, 80).map_or_else(|_| format!("pid {pid}"), |name| format!("{name} (pid {pid})"))
+    library
+        .sys_process_name(pid, 80)
+        .map_or_else(|_| format!("pid {pid}"), |name| format!("{name} (pid {pid})"))
 }
 
 /// The driver's version, with CUDA's.
@@ -67,7 +73,9 @@ mod tests {
 
     #[test]
     fn only_limits_are_throttling() {
-        let reasons = ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP | ThrottleReasons::APPLICATIONS_CLOCKS_SETTING;
+        let reasons = ThrottleReasons::GPU_IDLE
+            | ThrottleReasons::SW_POWER_CAP
+            | ThrottleReasons::APPLICATIONS_CLOCKS_SETTING;
         assert_eq!(throttled(reasons), ["power limit"]);
     }
 }

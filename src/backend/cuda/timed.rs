@@ -74,7 +74,8 @@ impl Timed {
     /// Launches the graph, waits for it, and returns what its events and its probe say.
     pub(super) fn replay(&mut self) -> Result<Replay, BackendError> {
         let graph = self.graph.as_ref();
-        let graph = graph.ok_or_else(|| BackendError::Device("a step is replayed before it is recorded".into()))?;
+        let graph =
+            graph.ok_or_else(|| BackendError::Device("a step is replayed before it is recorded".into()))?;
         graph.launch()?;
         self.end.wait()?;
         let time = self.start.until(&self.end)?;

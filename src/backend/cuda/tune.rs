@@ -112,8 +112,11 @@ fn fastest(gemm: &Gemm, job: &Job) -> Result<Algorithm, BackendError> {
             times.push(bench.nanos(1 + (NANOS_A_CANDIDATE / nanos) as usize)?);
         }
     }
-    let mut finalists: Vec<(f64, Algorithm)> =
-        rounds.iter().zip(&timed).map(|(times, (_, algorithm, _))| (median(times).unwrap_or(f64::MAX), *algorithm)).collect();
+    let mut finalists: Vec<(f64, Algorithm)> = rounds
+        .iter()
+        .zip(&timed)
+        .map(|(times, (_, algorithm, _))| (median(times).unwrap_or(f64::MAX), *algorithm))
+        .collect();
     finalists.sort_by(|a, b| a.0.total_cmp(&b.0));
     for (_, algorithm) in finalists {
         if repeats(gemm, job, algorithm)? {

@@ -21,7 +21,9 @@ pub(super) fn load(
     let buffers: Vec<Buffer> = spec
         .weights
         .iter()
-        .map(|weight| Buffer::new(&kernels.gpu, (weight.rows * weight.cols * 2).next_multiple_of(16), &weight.name))
+        .map(|weight| {
+            Buffer::new(&kernels.gpu, (weight.rows * weight.cols * 2).next_multiple_of(16), &weight.name)
+        })
         .collect::<Result<_, _>>()?;
     match weights {
         Weights::Dummy { seed } => {
