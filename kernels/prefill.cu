@@ -50,13 +50,11 @@ KERNEL __launch_bounds__(128, 2)
     pdl_wait();
     pdl_launch();
 
-    int pages[PAGES];
+    // Block numbers of a tile, one a lane.
+    int pages;
     auto look_up = [&](int tile) {
-#pragma unroll
-        for (int p = 0; p < PAGES; p++) {
-            int token = tile * BN + p * BLOCK_SIZE;
-            pages[p] = token < end ? table[token / BLOCK_SIZE] : 0;
-        }
+        int token = tile * BN + lane % PAGES * BLOCK_SIZE;
+        pages = token < end ? table[token / BLOCK_SIZE] : 0;
     };
     // One pass of the block copies COPY_ROWS whole rows where UNITS divides 128.
     constexpr bool whole_rows = 128 % UNITS == 0 && BLOCK_SIZE % (128 / UNITS) == 0;
@@ -74,7 +72,7 @@ KERNEL __launch_bounds__(128, 2)
                 u32 to = COPY_ROWS % 8 == 0 || PAD_UNITS % 8 != 0 ? k_tile + row * ROW_BYTES
                                                                   : stages + stage * 2 * TILE_BYTES + tile_offset(row + tid / UNITS, tid % UNITS);
                 bool valid = token + row >= begin && token + row < end;
-                const elem *k = base + ((i64)pages[row / BLOCK_SIZE] * (2 * BLOCK_SIZE) + (BN >= BLOCK_SIZE ? row % BLOCK_SIZE : tile * BN % BLOCK_SIZE + row)) * token_stride;
+                const elem *k = base + ((i64)__shfl_sync(0xffffffffu, pages, row / BLOCK_SIZE) * (2 * BLOCK_SIZE) + (BN >= BLOCK_SIZE ? row % BLOCK_SIZE : tile * BN % BLOCK_SIZE + row)) * token_stride;
                 cp_async16(to, k, valid);
                 cp_async16(to + TILE_BYTES, k + BLOCK_SIZE * token_stride, valid);
             }
@@ -82,10 +80,9 @@ KERNEL __launch_bounds__(128, 2)
 #pragma unroll 4
             for (int j = 0; j < (BN * UNITS + 127) / 128; j++) {
                 int n = j * 128 + tid, row = n / UNITS, unit = n % UNITS;
+                int page = __shfl_sync(0xffffffffu, pages, row / BLOCK_SIZE % PAGES);
                 if ((BN * UNITS) % 128 == 0 || n < BN * UNITS) {
-                    int token = tile * BN + row, page = pages[0];
-#pragma unroll
-                    for (int p = 1; p < PAGES; p++) page = row / BLOCK_SIZE == p ? pages[p] : page;
+                    int token = tile * BN + row;
                     bool valid = token >= begin && token < end;
                     const elem *k = base + ((i64)page * 2 * BLOCK_SIZE + token % BLOCK_SIZE) * token_stride + unit * 8;
                     u32 to = k_tile + tile_offset(row, unit);
@@ -133,7 +130,7 @@ KERNEL __launch_bounds__(128, 2)
         for (int m = 0; m < M_TILES; m++)
 #pragma unroll
             for (int n = 0; n < BN / 8; n++) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
-#pragma unroll
+#pragma unroll (K_STEPS > 12 ? 4 : K_STEPS) // wide heads have no registers for more
         for (int step = 0; step < K_STEPS; step++) {
             u32 a[M_TILES][4];
 #pragma unroll

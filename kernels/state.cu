@@ -48,6 +48,8 @@ KERNEL __launch_bounds__(512) read_sum(const uint4 *__restrict__ data, // [bytes
     __shared__ u32 warp_sums[16];
     u64 vectors = bytes / 16, stride = (u64)gridDim.x * 512 * 8;
     u32 sum = 0;
+    pdl_wait();
+    pdl_launch();
     for (u64 at = (u64)blockIdx.x * 512 * 8 + threadIdx.x; at < vectors; at += stride) {
         uint4 v[8];
 #pragma unroll
