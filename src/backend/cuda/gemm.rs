@@ -13,6 +13,7 @@ use std::sync::Arc;
 use cudarc::cublaslt::{result, sys};
 
 use super::compile::File;
+use super::descriptor::{Plan, Preference};
 use super::error::blas;
 use super::gpu::Gpu;
 use super::kernels::{Arg, Grid, Kernels};
@@ -24,9 +25,6 @@ const WORKSPACE: usize = 64 << 20;
 
 /// The kernel for few rows serves up to so many.
 const GEMV_ROWS: usize = 16;
-
-/// cuBLAS's CUBLAS_OP_T, which this library's bindings leave out.
-const TRANSPOSED: i32 = 1;
 
 /// Its variants: N_TILES, UNROLL, WARPS, MIN_BLOCKS. Which is best depends on the shape and the device.
 const GEMV_VARIANTS: [[usize; 4]; 5] = [[2, 4, 8, 3], [1, 4, 8, 4], [2, 4, 4, 6], [2, 2, 8, 4], [1, 2, 8, 6]];
@@ -277,105 +275,6 @@ impl Drop for Gemm {
         let _ = self.gpu().bind();
         // SAFETY: created by this struct, destroyed once; nothing is running, as graphs were dropped before.
         let _ = unsafe { result::destroy_handle(self.handle) };
-    }
-}
-
-/// The descriptors of a shape.
-struct Plan {
-    desc: Desc,
-    w: Layout,
-    x: Layout,
-    out: Layout,
-}
-
-impl Plan {
-    fn new(shape: Shape, dtype: Dtype) -> Result<Self, BackendError> {
-        let kind = if dtype == Dtype::Float16 {
-            sys::cudaDataType::CUDA_R_16F
-        } else {
-            sys::cudaDataType::CUDA_R_16BF
-        };
-        let desc = Desc::new()?;
-        let transposed = TRANSPOSED;
-        desc.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, &transposed)?;
-        if shape.bias {
-            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
-            desc.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-        }
-        let Shape { t, n, k, .. } = shape;
-        Ok(Self {
-            desc,
-            w: Layout::new(kind, k, n)?,
-            x: Layout::new(kind, k, t)?,
-            out: Layout::new(kind, n, t)?,
-        })
-    }
-}
-
-/// A product's description.
-struct Desc(sys::cublasLtMatmulDesc_t);
-
-impl Desc {
-    fn new() -> Result<Self, BackendError> {
-        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        let desc = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F);
-        desc.map(Self).map_err(blas("describing a matrix product"))
-    }
-
-    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), BackendError> {
-        // SAFETY: the descriptor is alive, and the library copies as many bytes as the value has.
-        unsafe {
-            result::set_matmul_desc_attribute(self.0, attribute, (&raw const *value).cast(), size_of::<T>())
-        }
-        .map_err(blas("describing a matrix product"))
-    }
-}
-
-impl Drop for Desc {
-    fn drop(&mut self) {
-        // SAFETY: created by this struct, destroyed once.
-        let _ = unsafe { result::destroy_matmul_desc(self.0) };
-    }
-}
-
-/// A column-major matrix without gaps.
-struct Layout(sys::cublasLtMatrixLayout_t);
-
-impl Layout {
-    fn new(kind: sys::cudaDataType, rows: usize, cols: usize) -> Result<Self, BackendError> {
-        let layout = result::create_matrix_layout(kind, rows as u64, cols as u64, rows as i64);
-        layout.map(Self).map_err(blas("describing a matrix"))
-    }
-}
-
-impl Drop for Layout {
-    fn drop(&mut self) {
-        // SAFETY: created by this struct, destroyed once.
-        let _ = unsafe { result::destroy_matrix_layout(self.0) };
-    }
-}
-
-/// What the search for algorithms may use.
-struct Preference(sys::cublasLtMatmulPreference_t);
-
-impl Preference {
-    fn new(workspace: usize) -> Result<Self, BackendError> {
-        let preference = Self(result::create_matmul_pref().map_err(blas("asking for algorithms"))?);
-        let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-        // SAFETY: the preference is alive, and the library copies the number.
-        unsafe {
-            let (value, size) = ((&raw const workspace).cast(), size_of::<usize>());
-            result::set_matmul_pref_attribute(preference.0, attribute, value, size)
-        }
-        .map_err(blas("asking for algorithms"))?;
-        Ok(preference)
-    }
-}
-
-impl Drop for Preference {
-    fn drop(&mut self) {
-        // SAFETY: created by this struct, destroyed once.
-        let _ = unsafe { result::destroy_matmul_pref(self.0) };
     }
 }
 

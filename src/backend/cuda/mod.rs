@@ -9,7 +9,7 @@
 //! | `memory`, `cache` | device memory; files that later processes use again |
 //! | `compile`, `kernels` | NVRTC; loaded kernels and launches |
 //! | `weights`, `pool`, `device` | what a model on a GPU is made of |
-//! | `gemm`, `tune` | dense products, and which algorithm computes them |
+//! | `descriptor`, `gemm`, `tune` | dense products, and which algorithm computes them |
 //! | `plan`, `attention`, `step` | work lists, and operations as launches |
 //! | `graph`, `timed`, `capture` | graphs, the timed one, and a step's |
 //! | `ceilings`, `telemetry` | what the GPU can do at most; power, heat and neighbours |
@@ -20,6 +20,7 @@ mod capture;
 mod ceilings;
 pub mod compile;
 pub mod custom;
+mod descriptor;
 mod device;
 mod error;
 mod gemm;
