@@ -28,8 +28,9 @@ pub struct Cli {
     #[arg(value_name = "FILTER")]
     pub filter: Option<String>,
 
-    /// Time this case: NAME=REQS or REQS, REQS a comma list of [N*]Q[@K][c][:D]; repeatable
-    #[arg(long, value_name = "CASE", help_heading = HEADINGS[0])]
+    /// `--case`, in the grammar of [`crate::case`].
+    #[arg(long, value_name = "CASE", help_heading = HEADINGS[0],
+          help = "Time this case: NAME=REQS or REQS, REQS a comma list of [N*]Q[@K][c][:D]; repeatable")]
     pub case: Vec<String>,
     /// Time the cases of this shape file (YAML or JSON) or of a folder of them; repeatable
     #[arg(long, value_name = "PATH", help_heading = HEADINGS[0])]

@@ -6,8 +6,8 @@ use super::isa::{Isa, exp, fma, vectorised};
 use super::lanes::Lanes;
 use super::shared::Shared;
 
-/// Elements below which a second thread costs more than it saves.
-const SERIAL: usize = 16 * 1024;
+/// Elements below which a second thread costs more than it saves: tens of microseconds of work.
+const SERIAL: usize = 128 * 1024;
 
 /// Rows a task for rows of `width` elements.
 fn rows_a_task(width: usize) -> usize {

@@ -125,7 +125,7 @@ impl KvPool {
     /// Copies away the last ⌈scheduled / block⌉ + 2 blocks of each request.
     pub(super) fn save(&self, batch: &Batch) -> Saved {
         let mut saved = Saved::default();
-        let written: Vec<Vec<u32>> = (0..batch.groups.len()).map(|group| last_blocks(batch, group)).collect();
+        let written = batch.snapshot_blocks(0);
         for layer in 0..self.layers.len() {
             let tensor = self.layer(layer);
             for &block in &written[self.group(layer)] {
@@ -158,15 +158,4 @@ fn distinct(blocks: impl Iterator<Item = u32>) -> Vec<u32> {
     blocks.sort_unstable();
     blocks.dedup();
     blocks
-}
-
-fn last_blocks(batch: &Batch, group: usize) -> Vec<u32> {
-    let tables = &batch.groups[group];
-    let size = tables.group.block_size as usize;
-    distinct((0..batch.num_requests()).flat_map(|request| {
-        let scheduled = (batch.query_start[request + 1] - batch.query_start[request]) as usize;
-        let end = (batch.kv_lens[request] as usize).div_ceil(size);
-        let begin = end.saturating_sub(scheduled.div_ceil(size) + 2);
-        tables.block_tables[request * tables.stride..][begin..end].iter().copied()
-    }))
 }
