@@ -93,7 +93,8 @@ pub struct Cli {
     /// Most requests in a step
     #[arg(long, value_name = "REQUESTS", default_value_t = 1024, help_heading = HEADINGS[1])]
     pub max_num_seqs: u32,
-    /// Compare a checkpoint's forward with hidden states computed elsewhere (input_ids, hidden), then exit
+    /// Compare a checkpoint's forward with hidden states computed elsewhere (input_ids, hidden), then exit; on the CPU
+    /// unless --backend says otherwise
     #[arg(long, value_name = "FILE", help_heading = HEADINGS[1])]
     pub verify: Option<PathBuf>,
     /// Largest relative RMS of a row that --verify accepts

@@ -31,6 +31,13 @@ pub fn check_values(cli: &Cli) -> Result<(), String> {
     let is_jitter = |jitter| (0.0..1.0).contains(&jitter);
     require("--kv-len-jitter", cli.kv_len_jitter, is_jitter, "a fraction in [0, 1) is needed, such as 0.5")?;
     require("--verify-tolerance", Some(cli.verify_tolerance), is_positive, "a number above 0 is needed")?;
+    let is_share = |share| share > 0.0 && share <= 1.0;
+    require(
+        "--gpu-memory-utilization",
+        Some(cli.gpu_memory_utilization),
+        is_share,
+        "a fraction in (0, 1] is needed, such as 0.9",
+    )?;
     let is_percentage = |percent: f64| percent >= 0.0 && percent.is_finite();
     require(
         "--fail-on-regression",

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::device::Loaded;
 use super::{CASE, Failure};
-use crate::cli::{Cli, LoadFormat};
+use crate::cli::{BackendArg, Cli, LoadFormat};
 use crate::model::verify::{Expected, Row, verify};
 use crate::model::{Model, ModelConfig};
 
@@ -19,7 +19,9 @@ pub fn run(cli: &Cli, path: &Path) -> Result<u8, Failure> {
     let config = ModelConfig::resolve(folder, cli.hf_overrides.as_deref()).map_err(|error| usage(&error))?;
     let length = cli.max_model_len.unwrap_or(config.max_position_embeddings);
     let model = Model::new(config, cli.block_size, length).map_err(|error| usage(&error))?;
-    let cli = Cli { load_format: LoadFormat::Safetensors, ..cli.clone() };
+    // A GPU computes in 16 bits: what it gives is not compared with float32 unless that is asked for.
+    let backend = if cli.backend == BackendArg::Auto { BackendArg::Cpu } else { cli.backend };
+    let cli = Cli { load_format: LoadFormat::Safetensors, backend, ..cli.clone() };
     let mut loaded = Loaded::load(&cli, folder, model)?;
     let (model, device) = loaded.parts();
     let rows = verify(model, device, &expected).map_err(|error| usage(&error))?;
