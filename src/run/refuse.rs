@@ -157,6 +157,7 @@ mod tests {
             "--tensor-parallel-size 2",
             "--enable-expert-parallel",
             "--verify-tolerance 0",
+            "--gpu-memory-utilization 1.5",
             "--fail-on-regression=-1",
         ] {
             let flag = line.split([' ', '=']).next().unwrap();

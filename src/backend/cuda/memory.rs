@@ -20,6 +20,7 @@ pub struct Buffer {
 ///
 /// # Safety
 /// No padding, no pointers, and every bit pattern is a value.
+// SAFETY: this only declares what implementations assert.
 pub(super) unsafe trait Plain: Copy + Default {}
 macro_rules! plain {
     ($($t:ty),*) => {$(
