@@ -16,7 +16,7 @@ fn many_more_layers_are_a_regression() {
     let compare = format!("{QUICK} --case d=2*1@32 --baseline a {DEEP}");
     bench.run(&compare).refused(
         2,
-        &["baseline a", "model", "num_hidden_layers 4 there, 256 here", "--allow-mismatch model"],
+        &["baseline a", "(model: config num_hidden_layers 4 there, 256 here", "--allow-mismatch model"],
     );
     let run = bench.measure(&format!("--baseline a --allow-mismatch model {DEEP}"));
     assert!(run.stdout.contains("Performance has regressed."), "{}", run.stdout);
@@ -36,11 +36,11 @@ fn without_a_name_an_unlike_base_is_set_aside() {
     bench.measure("");
     let run = bench.measure(DEEP);
     assert!(run.stderr.contains("baseline base is set aside"), "{}", run.stderr);
-    assert!(run.stderr.contains("another model"), "{}", run.stderr);
+    assert!(run.stderr.contains("(model: "), "{}", run.stderr);
     assert!(!run.stdout.contains("change:"), "{}", run.stdout);
     assert!(bench.file("forward-aside-base-1.json").exists());
     let run = bench.measure("--seed 9 --kv-init zeros --hf-overrides {\"num_hidden_layers\":256}");
-    assert!(run.stderr.contains("another draws"), "{}", run.stderr);
+    assert!(run.stderr.contains("(draws: "), "{}", run.stderr);
 }
 
 #[test]
@@ -178,4 +178,74 @@ fn an_interrupted_save_is_put_back_by_the_next_start() {
     assert!(run.stderr.contains("a save was interrupted here; the older baseline is back"), "{}", run.stderr);
     assert_eq!(bench.json("a/forward.json"), old);
     assert!(whole(&bench, "a"));
+}
+
+#[test]
+fn a_kill_while_an_unlike_baseline_is_replaced_brings_it_back() {
+    let bench = Bench::new();
+    bench.measure("--save-baseline a");
+    let old = bench.json("a/forward.json");
+    let mut child = bench
+        .command(&format!(
+            "{QUICK} --case d=2*1@32 --save-baseline a --seed 7 --kv-init zeros --warm-up-time 30"
+        ))
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let begin = std::time::Instant::now();
+    while bench.file("a").exists() && begin.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!bench.file("a").exists(), "the unlike baseline is out of sight while its successor is measured");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let run = bench.measure("--baseline a");
+    assert!(run.stderr.contains("the older baseline is back"), "{}", run.stderr);
+    assert_eq!(bench.json("a/forward.json"), old);
+}
+
+#[test]
+fn discarding_leaves_an_unlike_baseline_where_it_is() {
+    let bench = Bench::new();
+    bench.measure("");
+    let old = bench.json("base/forward.json");
+    let run = bench.measure("--kv-init zeros --discard-baseline");
+    assert!(run.stderr.contains("not compared: baseline base was measured with another"), "{}", run.stderr);
+    assert_eq!(bench.json("base/forward.json"), old);
+    assert!(whole(&bench, "base") && !bench.file("forward-kept.json").exists());
+}
+
+#[test]
+fn what_was_kept_cannot_name_other_folders() {
+    let bench = Bench::new();
+    bench.measure("");
+    let victim = tempfile::tempdir().unwrap();
+    for name in [victim.path().to_str().unwrap(), "../../../victim", ".."] {
+        let text = serde_json::json!({"folders": {name: null}}).to_string();
+        std::fs::write(bench.file("forward-kept.json"), text).unwrap();
+        bench.run(&format!("{QUICK} --case d=1@8")).refused(2, &["forward-kept.json", "delete this file"]);
+    }
+    assert!(victim.path().is_dir());
+}
+
+#[test]
+fn a_baseline_that_cannot_be_read_or_does_not_say_what_it_is_is_refused() {
+    let bench = Bench::new();
+    bench.measure("--save-baseline one");
+    bench.measure("--save-baseline two");
+    std::fs::remove_file(bench.file("one/forward.json")).unwrap();
+    let load = format!("{QUICK} --case d=2*1@32 --load-baseline one --baseline two");
+    bench.run(&load).refused(2, &["baseline one", "no forward.json"]);
+    bench.run(&format!("{load} --allow-mismatch backend,device,dtype,model,layout,draws")).expect(0);
+    let run = bench.run(&format!("{QUICK} --case d=2*1@32 --baseline one"));
+    run.refused(2, &["baseline one", "no forward.json"]);
+    std::fs::write(bench.file("one/sample.json"), "{").unwrap();
+    bench.run(&load).refused(2, &["--load-baseline one", "incomplete"]);
+}
+
+#[test]
+fn a_regression_check_without_a_baseline_says_so() {
+    let run = Bench::new().measure("--fail-on-regression 1");
+    assert!(run.stderr.contains("--fail-on-regression had no baseline"), "{}", run.stderr);
 }

@@ -103,7 +103,7 @@ fn values_that_criterion_asserts_on_are_refused() {
     refused("--bench --warm-up-time 0", &["--warm-up-time 0"]);
     refused("--bench --measurement-time 0", &["--measurement-time 0"]);
     refused("--bench --profile-time 0.1", &["--profile-time 0.1"]);
-    refused("--bench --nresamples 0", &["--nresamples 0"]);
+    refused("--bench --nresamples 1", &["--nresamples 1"]);
     refused("--bench --noise-threshold=-1", &["--noise-threshold -1"]);
     refused("--bench --confidence-level 2", &["--confidence-level 2"]);
 }
@@ -152,7 +152,7 @@ fn ids_that_cannot_be_folders_are_refused() {
 
 #[test]
 fn baseline_names_are_plain() {
-    for name in ["new", "change", "report", "a/b", "..", "é"] {
+    for name in ["new", "change", "report", "a/b", "..", "é", "forward-kept.json"] {
         refused(&format!("--bench --case 8 --save-baseline {name}"), &["baseline"]);
     }
 }
@@ -253,4 +253,61 @@ fn bad_files_name_file_line_and_case() {
     fs::write(&path, "cases: [a=8]").unwrap();
     fs::write(folder.path().join("bad.json"), "{\"cases\": [\"a=8\"]}").unwrap();
     refused(&format!("--bench --shapes {}", folder.path().display()), &["bad.json", "bad.yaml"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_it_in_silence() {
+    for arguments in ["--bench --list", "--plan=json --max-model-len 2000000 --case 1*1@2000000"] {
+        let bench = Bench::new();
+        let mut child = bench
+            .command(arguments)
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!text.contains("bug") && !text.contains("panic"), "{text}");
+    }
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = Bench::new().command("--bench --list").stdout(full).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(text.contains("error: stdout: No space left on device"), "{text}");
+}
+
+#[test]
+fn a_launcher_of_several_processes_is_refused() {
+    for variables in
+        [[("RANK", "1"), ("WORLD_SIZE", "2")], [("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_JOB_ID", "1")]]
+    {
+        let bench = Bench::new();
+        let run = Run::of(bench.command("--list").envs(variables).output().unwrap());
+        run.refused(2, &["this version runs one rank"]);
+    }
+}
+
+#[test]
+fn a_number_below_zero_is_a_bad_value_not_an_unknown_flag() {
+    for arguments in ["--bench --iters -1", "--bench --seed -1"] {
+        let run = Bench::new().run(arguments).expect(2);
+        assert!(run.stderr.contains("invalid value '-1'"), "{}", run.stderr);
+    }
+    refused("--bench --kv-len-jitter -1", &["--kv-len-jitter -1"]);
+}
+
+#[test]
+fn what_has_no_effect_is_said() {
+    let arguments =
+        "--bench --test --model tests/data/llama-tiny --case d=1@8 --output-json x.json --save-baseline a";
+    let run = Bench::new().run(arguments).expect(0);
+    assert_eq!(run.stderr.lines().filter(|line| line.contains("has no effect")).count(), 2, "{}", run.stderr);
+}
+
+#[test]
+fn control_characters_do_not_reach_the_terminal() {
+    let bench = Bench::new();
+    let run = Run::of(bench.command("--bench --model").arg("a\n\u{1b}[31mb").output().unwrap());
+    run.refused(2, &["a\\n\\u{1b}[31mb"]);
 }

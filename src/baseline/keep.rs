@@ -24,6 +24,11 @@ struct Kept {
     folders: BTreeMap<String, Option<BTreeMap<String, String>>>,
 }
 
+/// Whether a name that a file gives stays within the folder that it is joined to.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+}
+
 /// Reads a folder's files; `None` if there is no such folder.
 fn read_folder(folder: &Path) -> Result<Option<BTreeMap<String, String>>, BaselineError> {
     let entries = match fs::read_dir(folder) {
@@ -36,7 +41,10 @@ fn read_folder(folder: &Path) -> Result<Option<BTreeMap<String, String>>, Baseli
         let path = entry.map_err(at(folder))?.path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         if path.is_file() && !name.ends_with(".part") {
-            files.insert(name.to_owned(), fs::read_to_string(&path).map_err(at(&path))?);
+            let text = String::from_utf8(fs::read(&path).map_err(at(&path))?).map_err(|_| {
+                BaselineError::Broken { path: path.clone(), what: "it is not text".to_owned() }
+            })?;
+            files.insert(name.to_owned(), text);
         }
     }
     Ok(Some(files))
@@ -74,6 +82,23 @@ impl Store {
         write_atomically(&path, &text)
     }
 
+    /// Takes a kept baseline out of Criterion's sight until [`Store::restore`] brings it back.
+    ///
+    /// # Errors
+    /// If the disk refuses.
+    pub fn hide(&self, id: &str, baseline: &str) -> Result<(), BaselineError> {
+        let folder = self.folder(id).join(baseline);
+        fs::remove_dir_all(&folder).map_err(at(&folder))
+    }
+
+    /// Puts back what was kept of a benchmark, if anything was.
+    ///
+    /// # Errors
+    /// If the disk refuses, or what was kept cannot be read.
+    pub fn restore(&self, id: &str) -> Result<(), BaselineError> {
+        self.put_back(&self.folder(id)).map(drop)
+    }
+
     /// The save is complete: what was kept is not needed any more.
     ///
     /// # Errors
@@ -90,17 +115,32 @@ impl Store {
     pub fn recover(&self) -> Result<Vec<PathBuf>, BaselineError> {
         let mut recovered = Vec::new();
         for benchmark in self.benchmarks() {
-            let path = benchmark.join(KEPT);
-            let Ok(text) = fs::read_to_string(&path) else { continue };
-            let kept: Kept = serde_json::from_str(&text)
-                .map_err(|error| BaselineError::Broken { path: path.clone(), what: error.to_string() })?;
-            for (name, files) in &kept.folders {
-                write_folder(&benchmark.join(name), files.as_ref())?;
+            if self.put_back(&benchmark)? {
+                recovered.push(benchmark);
             }
-            fs::remove_file(&path).map_err(at(&path))?;
-            recovered.push(benchmark);
         }
         Ok(recovered)
+    }
+
+    /// Puts back what was kept in a benchmark's folder; returns whether anything was.
+    fn put_back(&self, benchmark: &Path) -> Result<bool, BaselineError> {
+        let path = benchmark.join(KEPT);
+        let Ok(text) = fs::read_to_string(&path) else { return Ok(false) };
+        let kept: Kept = serde_json::from_str(&text)
+            .map_err(|error| BaselineError::Broken { path: path.clone(), what: error.to_string() })?;
+        let names = kept
+            .folders
+            .iter()
+            .flat_map(|(name, files)| std::iter::once(name).chain(files.iter().flat_map(BTreeMap::keys)));
+        if let Some(name) = names.into_iter().find(|name| !is_plain(name)) {
+            let what = format!("{name:?} in it is no name of a folder or file here");
+            return Err(BaselineError::Broken { path, what });
+        }
+        for (name, files) in &kept.folders {
+            write_folder(&benchmark.join(name), files.as_ref())?;
+        }
+        fs::remove_file(&path).map_err(at(&path))?;
+        Ok(true)
     }
 
     /// Moves a baseline out of Criterion's sight, into one file; returns its path.

@@ -134,7 +134,7 @@ pub enum BaselineError {
         source: std::io::Error,
     },
     /// A file is not what it should be.
-    #[error("{path}: {what}; delete the folder or save the baseline again")]
+    #[error("{path}: {what}; delete this file")]
     Broken {
         /// The file.
         path: PathBuf,
@@ -166,11 +166,15 @@ impl Store {
         self.home.join(id)
     }
 
-    /// Whether the benchmark has all that Criterion needs of the baseline.
+    /// Whether the benchmark has all that Criterion needs of the baseline, in files that can be read.
     #[must_use]
     pub fn has(&self, id: &str, baseline: &str) -> bool {
         let folder = self.folder(id).join(baseline);
-        CRITERION_FILES.iter().all(|file| folder.join(file).is_file())
+        let is_json = |file: &&str| {
+            let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
+            serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok()
+        };
+        CRITERION_FILES.iter().all(|file| is_json(&file))
     }
 
     /// The names of all baselines of all benchmarks here, sorted.
@@ -266,9 +270,9 @@ pub fn check_name(name: &str) -> Result<(), BaselineError> {
             "baseline {name:?}: a name is 1 to 64 of the characters A-Z a-z 0-9 . _ - (or @REV, a commit)"
         )));
     }
-    if ["new", "change", "report", ".", ".."].contains(&name) {
+    if ["new", "change", "report", ".", ".."].contains(&name) || name.starts_with("forward-") {
         return Err(BaselineError::Refused(format!(
-            "baseline {name:?}: Criterion keeps this name for itself; choose another"
+            "baseline {name:?}: Criterion or this program keeps this name for itself; choose another"
         )));
     }
     Ok(())

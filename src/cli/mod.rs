@@ -4,7 +4,7 @@ mod passed_on;
 
 use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use serde::{Deserialize, Serialize};
 
 pub use passed_on::CriterionArgs;
@@ -16,7 +16,7 @@ const HEADINGS: [&str; 4] = ["Cases", "Model", "Measurement", "Criterion"];
 /// Times the forward pass of a language model on exact batch shapes, and compares the times with saved baselines.
 #[derive(Debug, Clone, Parser, Serialize, Deserialize)]
 #[command(
-    name = "cargo bench --",
+    name = "forward-bench",
     bin_name = "cargo bench --",
     version,
     max_term_width = 110,
@@ -95,7 +95,9 @@ pub struct Cli {
     pub max_num_seqs: u32,
     /// Compare a checkpoint's forward with hidden states computed elsewhere (input_ids, hidden), then exit; on the CPU
     /// unless --backend says otherwise
-    #[arg(long, value_name = "FILE", help_heading = HEADINGS[1])]
+    #[arg(long, value_name = "FILE", help_heading = HEADINGS[1],
+          conflicts_with_all = ["filter", "case", "shapes", "plan", "output_json", "save_baseline", "baseline",
+                                "baseline_lenient", "load_baseline", "list", "test", "profile_time"])]
     pub verify: Option<PathBuf>,
     /// Largest relative RMS of a row that --verify accepts
     #[arg(long, value_name = "RMS", default_value_t = 1e-5, help_heading = HEADINGS[1])]
@@ -230,7 +232,13 @@ impl Cli {
     /// Parses a command line after writing `-tp` and its kin as long flags; exits with help or a usage error as clap does.
     #[must_use]
     pub fn from_command_line(arguments: impl Iterator<Item = String>) -> Self {
-        let mut cli = Self::parse_from(expand(arguments));
+        // `-1` is a value out of range, not an unknown flag: the error should say so.
+        let command = Self::command().mut_args(|argument| {
+            let takes_value = argument.get_action().takes_values();
+            argument.allow_negative_numbers(takes_value)
+        });
+        let matches = command.get_matches_from(expand(arguments));
+        let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         if under_a_launcher() && !cli.criterion.test && !cli.criterion.list {
             cli.criterion.bench = true;
         }

@@ -73,6 +73,9 @@ impl ValueFormatter for Format {
     }
 }
 
+/// Replays shorter than this are cheap, and their mean can move several-fold in a short warm-up.
+const SHORT: Duration = Duration::from_millis(5);
+
 /// How Criterion is to sample a case.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
@@ -85,12 +88,13 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Enough for `replays` replays of `wall` each in samples of equally many, at least two a sample: Criterion warns
-    /// about samples of one. It takes ceil(measurement / samples / mean wall time), so aiming at half a replay less than
-    /// a whole number leaves the most room for a mean that moves.
+    /// Enough for `replays` replays of `wall` each in samples of equally many, at least two a sample, or eight of short ones:
+    /// Criterion warns about samples of one. It takes ceil(measurement / samples / mean wall time of its own warm-up), so
+    /// aiming at half a replay less than a whole number leaves the most room for a mean that moves.
     #[must_use]
     pub fn of(replays: u64, sample_size: usize, warm_up: Duration, wall: Duration) -> Self {
-        let a_sample = replays.div_ceil(sample_size as u64).max(2);
+        let least = if wall < SHORT { 8 } else { 2 };
+        let a_sample = replays.div_ceil(sample_size as u64).max(least);
         let measurement =
             wall.max(Duration::from_nanos(1)).mul_f64((a_sample as f64 - 0.5) * sample_size as f64);
         Self { sample_size, warm_up, measurement }
@@ -205,7 +209,8 @@ mod tests {
             let wall = Duration::from_micros(wall_us);
             let sampling = Sampling::of(replays, samples, Duration::ZERO, wall);
             let per_sample = sampling.measurement.as_secs_f64() / samples as f64 / wall.as_secs_f64();
-            assert_eq!(per_sample.ceil() as u64, replays.div_ceil(samples as u64).max(2));
+            let least = if wall_us < 5_000 { 8 } else { 2 };
+            assert_eq!(per_sample.ceil() as u64, replays.div_ceil(samples as u64).max(least));
         }
     }
 

@@ -110,7 +110,11 @@ impl ModelConfig {
     pub fn from_dir(dir: &Path, overrides: Option<&str>) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let file = |reason: String| ModelError::File { path: path.display().to_string(), reason };
-        let size = std::fs::metadata(&path).map_err(|error| file(error.to_string()))?.len();
+        let metadata = std::fs::metadata(&path).map_err(|error| file(error.to_string()))?;
+        if !metadata.is_file() {
+            return Err(file("this is no regular file".into()));
+        }
+        let size = metadata.len();
         if size > 1 << 24 {
             return Err(file(format!("{size} bytes are no model configuration")));
         }

@@ -78,7 +78,7 @@ pub fn write_table(out: &mut impl Write, rows: &[PlanRow]) -> io::Result<()> {
     }
     writeln!(
         out,
-        "bytes: each weight that the step touches once, and the K and V that its tokens attend to; KV blocks: by KV group, \
+        "bytes, as the backend that would run it stores them: each weight that the step touches once, and the K and V that its tokens attend to; KV blocks: by KV group, \
          without the null block; FLOPs: 2 a weight and token, and 4 × head size a head, query position and position attended to"
     )
 }

@@ -95,7 +95,7 @@ impl Backend {
 
     /// Samples' medians that spread by more than this, in percent, are warned about.
     pub fn spread_limit_pct(&self) -> f64 {
-        if *self == Self::Cpu { 5.0 } else { 1.0 }
+        if *self == Self::Cpu { 5.0 } else { 0.5 }
     }
 
     /// Opens the device and gives it a model.

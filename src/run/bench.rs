@@ -1,18 +1,18 @@
 //! Measuring the selected cases: groups for Criterion, one prepared capture a case, and what is saved of it.
 
-use std::path::Path;
 use std::time::Duration;
 
 use super::backend;
 use super::ceilings::Known;
 use super::compare::Baselines;
 use super::device::{self, Loaded};
+use super::output;
 use super::progress::Progress;
 use super::suite::Entry;
 use super::surroundings::{self, Reading};
-use super::{CASE, Failure, REGRESSION};
+use super::{CASE, Failure, REGRESSION, one_line};
 use crate::backend::{Capture, Replay, Sensors};
-use crate::baseline::{Configuration, RankTimes, Sidecar, Store, commit, write_atomically};
+use crate::baseline::{Configuration, RankTimes, Sidecar, Store, commit};
 use crate::batch::Batch;
 use crate::case::Case;
 use crate::cli::{Cli, Mode};
@@ -42,7 +42,7 @@ pub fn load(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure
     baselines.require(selected)?;
     let loaded_name = cli.criterion.load_baseline.as_deref().unwrap_or_default();
     let loaded: Vec<Option<Sidecar>> =
-        selected.iter().map(|entry| store.sidecar(&entry.id, loaded_name)).collect::<Result<_, _>>()?;
+        selected.iter().map(|entry| baselines.sidecar_of(entry, loaded_name)).collect::<Result<_, _>>()?;
     for (entry, sidecar) in selected.iter().zip(&loaded) {
         if let Some(sidecar) = sidecar {
             baselines.refuse_mismatch(entry, &sidecar.configuration)?;
@@ -87,29 +87,6 @@ pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure>
     }
     bench.write_results()?;
     Ok(bench.status)
-}
-
-/// Checks that the results file can be written, before an hour is spent on its contents.
-pub fn check_output_file(cli: &Cli) -> Result<(), Failure> {
-    let Some(path) = &cli.output_json else { return Ok(()) };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let refuse = |why: String| Err(Failure::usage(format!("--output-json {}: {why}", path.display())));
-    if path.is_dir() {
-        return refuse("this is a folder; name a file".to_owned());
-    }
-    if !folder.is_dir() {
-        return refuse(format!("there is no folder {}; create it", folder.display()));
-    }
-    match tempfile_in(folder) {
-        Ok(()) => Ok(()),
-        Err(error) => refuse(format!("{} cannot be written to: {error}", folder.display())),
-    }
-}
-
-fn tempfile_in(folder: &Path) -> std::io::Result<()> {
-    let probe = folder.join(format!(".forward-bench-{}", std::process::id()));
-    std::fs::write(&probe, "")?;
-    std::fs::remove_file(&probe)
 }
 
 /// Calls `each` for every entry within its Criterion group. Entries of one group follow each other.
@@ -173,7 +150,7 @@ impl Bench<'_> {
         match self.prepare_and_measure(group, entry) {
             Ok(()) => Ok(()),
             Err(failure) if failure.status == CASE => {
-                eprintln!("error: {}: {}", entry.id, failure.message);
+                eprintln!("error: {}: {}", entry.id, one_line(&failure.message));
                 self.status = self.status.max(CASE);
                 Ok(())
             }
@@ -207,12 +184,11 @@ impl Bench<'_> {
         let measures = self.cli.mode() == Mode::Measure;
         let ceilings = if measures { self.ceilings.before(loaded.device(), &costs)? } else { None };
         let configuration = device::configuration(self.cli, entry, plan)?;
-        let old = if measures { self.baselines.before(entry, &configuration)? } else { None };
         let sensors = loaded.device().sensors();
         let measured = loaded.with_capture(&batch, |capture| {
-            self.on_device(group, entry, &batch, capture, sensors.as_ref())
+            self.on_device(group, entry, &batch, &configuration, capture, sensors.as_ref())
         })?;
-        let Some(mut measured) = measured else { return Ok(()) };
+        let Some((mut measured, old)) = measured else { return Ok(()) };
         measured.around.kernels = loaded.kernels_hash();
         let floors = ceilings.map(|before| before.after(loaded.device(), &costs)).transpose();
         measured.around.floors = floors.map_err(|error| Failure::case(format!("the ceilings: {error}")))?;
@@ -228,9 +204,10 @@ impl Bench<'_> {
         group: &mut Group<'_>,
         entry: &Entry,
         batch: &Batch,
+        configuration: &Configuration,
         capture: &mut dyn Capture,
         sensors: Option<&Sensors>,
-    ) -> Result<Option<Measured>, Failure> {
+    ) -> Result<Option<(Measured, Option<Sidecar>)>, Failure> {
         let measures = self.cli.mode() == Mode::Measure;
         let protocol = backend::of(self.cli)?.protocol();
         let protocol = if measures { protocol } else { protocol.without_warm_up() };
@@ -244,7 +221,12 @@ impl Bench<'_> {
         if !prepared.steady {
             eprintln!("warning: {}: times still drifted when the warm-up ended", entry.id);
         }
-        self.measure(group, entry, batch, capture, prepared, sensors).map(Some)
+        let old = self.baselines.before(entry, configuration)?;
+        let measured = self.measure(group, entry, batch, capture, prepared, sensors);
+        if measured.is_err() {
+            self.store.restore(&entry.id)?; // Criterion has saved what the failed calls returned
+        }
+        Ok(Some((measured?, old)))
     }
 
     /// Test and profile mode: Criterion calls the closure, nothing is kept.
@@ -281,7 +263,6 @@ impl Bench<'_> {
             replays
         });
         if let Some(error) = broken {
-            self.store.recover()?; // Criterion has saved what the failed calls returned
             return Err(Failure::case(format!("{error}; nothing was saved")));
         }
         let replays = self.counted(&calls, sampling, replays, capture)?;
@@ -326,7 +307,7 @@ impl Bench<'_> {
         measured: &Measured,
     ) -> Result<(), Failure> {
         if self.cli.criterion.discard_baseline {
-            return Ok(());
+            return self.baselines.after(entry);
         }
         let sidecar = Sidecar {
             id: entry.id.clone(),
@@ -417,14 +398,10 @@ impl Bench<'_> {
     }
 
     fn write_results(&self) -> Result<(), Failure> {
-        let Some(path) = self.cli.output_json.as_ref().filter(|_| self.cli.mode() == Mode::Measure) else {
-            return Ok(());
-        };
-        let mut text =
-            serde_json::to_string_pretty(&self.results).map_err(|error| Failure::case(error.to_string()))?;
-        text.push('\n');
-        write_atomically(path, &text)?;
-        Ok(())
+        match &self.cli.output_json {
+            Some(path) if self.cli.mode() == Mode::Measure => output::write(path, &self.results),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -33,14 +33,14 @@ impl<'a> Baselines<'a> {
     }
 
     fn missing(&self, flag: &str, name: &str, first: &str, missing: usize, selected: usize) -> Failure {
-        let names = self.store.names();
+        let names: Vec<String> = self.store.names();
         let exist = if names.is_empty() { "there are none yet".to_owned() } else { names.join(", ") };
         let change = match flag {
             "--baseline" => "; --baseline-lenient compares where it exists",
             _ => "",
         };
         Failure::usage(format!(
-            "{flag} {name}: {missing} of {selected} selected cases lack it, {first} among them; \
+            "{flag} {name}: missing or incomplete for {missing} of {selected} selected cases, {first} among them; \
              baselines that exist: {exist}{change}"
         ))
     }
@@ -53,65 +53,81 @@ impl<'a> Baselines<'a> {
             return Ok(());
         }
         let old = self.store.sidecar(&entry.id, name)?;
-        self.mismatch(configuration, old.as_ref()).map_or(Ok(()), |(field, found)| {
-            Err(Failure::usage(format!(
-                "{}: baseline {name} was measured on another {field}: {found}; \
-                 --allow-mismatch {field} compares all the same",
-                entry.id
-            )))
-        })
+        self.mismatch(configuration, old.as_ref())
+            .map_or(Ok(()), |why| Err(Failure::usage(format!("{}: baseline {name} {why}", entry.id))))
     }
 
-    /// The first field that differs and is not allowed to.
-    fn mismatch(
-        &self,
-        configuration: &Configuration,
-        old: Option<&Sidecar>,
-    ) -> Option<(&'static str, String)> {
-        let differences = match old {
-            Some(old) => configuration.differences(&old.configuration),
-            None => FIELDS.map(|field| (field, format!("it has no {SIDECAR}"))).to_vec(),
-        };
+    /// What a saved baseline was measured on; refuses one that does not say, unless everything may differ.
+    pub fn sidecar_of(&self, entry: &Entry, name: &str) -> Result<Option<Sidecar>, Failure> {
+        let sidecar = self.store.sidecar(&entry.id, name)?;
+        if sidecar.is_none() && self.cli.allow_mismatch.len() < FIELDS.len() {
+            return Err(Failure::usage(format!("{}: baseline {name} {}", entry.id, unknown())));
+        }
+        Ok(sidecar)
+    }
+
+    /// Why the two must not be compared: the first field that differs and is not allowed to.
+    fn mismatch(&self, configuration: &Configuration, old: Option<&Sidecar>) -> Option<String> {
         let allowed = |field: &str| self.cli.allow_mismatch.iter().any(|allowed| name(*allowed) == field);
-        differences.into_iter().find(|(field, _)| !allowed(field))
+        let Some(old) = old else {
+            return (!FIELDS.iter().all(|field| allowed(field))).then(unknown);
+        };
+        let differences = configuration.differences(&old.configuration);
+        let (field, found) = differences.into_iter().find(|(field, _)| !allowed(field))?;
+        Some(format!(
+            "was measured with another configuration ({field}: {found}); --allow-mismatch {field} compares all the same"
+        ))
     }
 
-    /// Makes ready for a case's measurement: sets aside a baseline that must not be compared with, and keeps what Criterion will
-    /// overwrite. Returns the baseline that it will be compared with.
+    /// Makes ready for a case's measurement: keeps what Criterion will overwrite, and takes a baseline that must not be
+    /// compared with out of its sight. Returns the baseline that the case will be compared with.
     pub fn before(&self, entry: &Entry, configuration: &Configuration) -> Result<Option<Sidecar>, Failure> {
-        let id = &entry.id;
-        self.store.forget_change(id);
+        let (id, discards) = (&entry.id, self.cli.criterion.discard_baseline);
         let (name, _) = self.cli.compared_baseline();
-        let folder = self.store.folder(id).join(name);
-        let mut compared = None;
-        if folder.is_dir() {
-            let why = if self.store.has(id, name) {
-                compared = self.store.sidecar(id, name).unwrap_or_default();
-                self.mismatch(configuration, compared.as_ref())
-                    .map(|(field, found)| format!("it was measured on another {field}: {found}"))
-            } else {
-                Some("it is incomplete".to_owned())
-            };
-            if let Some(why) = why {
-                let path = self.store.set_aside(id, name)?;
-                eprintln!("{id}: baseline {name} is set aside as {}: {why}", path.display());
-                compared = None;
+        let there = self.store.folder(id).join(name).is_dir();
+        let old = self.store.sidecar(id, name).unwrap_or_default();
+        let why = match there {
+            true if self.store.has(id, name) => self.mismatch(configuration, old.as_ref()),
+            true => Some("is incomplete".to_owned()),
+            false => None,
+        };
+        if !discards || why.is_some() {
+            self.store.keep(id, if discards { name } else { self.cli.saved_baseline().unwrap_or("new") })?;
+        }
+        if !discards {
+            self.store.forget_change(id);
+        }
+        match why {
+            Some(why) if discards => {
+                self.store.hide(id, name)?;
+                eprintln!("{id}: not compared: baseline {name} {why}");
+                Ok(None)
             }
+            Some(why) => {
+                let path = self.store.set_aside(id, name)?;
+                eprintln!("{id}: baseline {name} is set aside as {}: it {why}", path.display());
+                Ok(None)
+            }
+            None => Ok(old.filter(|_| there)),
         }
-        if !self.cli.criterion.discard_baseline {
-            self.store.keep(id, self.cli.saved_baseline().unwrap_or("new"))?;
-        }
-        Ok(compared)
     }
 
-    /// The case's results are saved.
+    /// The case's results are saved, or were not to be.
     pub fn after(&self, entry: &Entry) -> Result<(), Failure> {
+        if self.cli.criterion.discard_baseline {
+            return Ok(self.store.restore(&entry.id)?);
+        }
         Ok(self.store.release(&entry.id)?)
     }
 
     /// Says what a case was compared with and how its median moved; returns whether that is a regression that is fatal.
     pub fn report(&self, entry: &Entry, old: Option<&Sidecar>, median_us: f64) -> bool {
-        let Some(old) = old else { return false };
+        let Some(old) = old else {
+            if self.cli.fail_on_regression.is_some() {
+                eprintln!("warning: {}: --fail-on-regression had no baseline to compare with", entry.id);
+            }
+            return false;
+        };
         let change = (median_us / old.median_us - 1.0) * 100.0;
         let (name, _) = self.cli.compared_baseline();
         let commit =
@@ -127,6 +143,15 @@ impl<'a> Baselines<'a> {
         }
         fatal
     }
+}
+
+/// Of a baseline that does not say what it was measured on.
+fn unknown() -> String {
+    format!(
+        "has no {SIDECAR} that says what it was measured on; save it again, or compare all the same with \
+         --allow-mismatch {}",
+        FIELDS.join(",")
+    )
 }
 
 /// A field's name on the command line.

@@ -31,15 +31,17 @@ pub struct Plan {
 impl Plan {
     /// Decides everything that `entry` leaves open.
     pub fn of(cli: &Cli, entry: &Entry) -> Result<Self, Failure> {
+        // A model that a shape file names is not the command line's fault: say which case asks for it.
+        let origin = if cli.model.is_some() { String::new() } else { format!("{}: ", entry.id) };
         let config = ModelConfig::resolve(&entry.model, cli.hf_overrides.as_deref())
-            .map_err(|error| Failure::usage(error.to_string()))?;
+            .map_err(|error| Failure::usage(format!("{origin}{error}")))?;
         if let Some(routing) = entry.routing.as_deref().filter(|routing| *routing != "auto") {
             return Err(Failure::usage(format!(
-                "--routing {routing}: {} has no experts to route to; leave the routing out",
-                entry.model
+                "{}: --routing {routing}, or its file's routing: {} has no experts to route to; leave it out",
+                entry.id, entry.model
             )));
         }
-        let max_model_len = max_model_len(cli, &config);
+        let max_model_len = cli.max_model_len.unwrap_or(config.max_position_embeddings);
         let in_case = |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", entry.id));
         let case = entry
             .asked
@@ -75,17 +77,20 @@ pub fn check_settings(cli: &Cli, selected: &[&Entry]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Positions that a request may reach; says once a process if that is more than the model was made for.
-fn max_model_len(cli: &Cli, config: &ModelConfig) -> u32 {
-    static SAID: std::sync::Once = std::sync::Once::new();
-    let own = config.max_position_embeddings;
-    let length = cli.max_model_len.unwrap_or(own);
-    if length > own {
-        SAID.call_once(|| {
-            eprintln!("warning: --max-model-len {length}: {}'s own limit is {own}", config.name)
-        });
+/// Warns, for each model, of requests that may be longer than it was made for.
+pub fn warn_of_length(cli: &Cli, selected: &[&Entry]) {
+    let Some(length) = cli.max_model_len else { return };
+    let mut models: Vec<&str> = selected.iter().map(|entry| entry.model.as_str()).collect();
+    models.sort_unstable();
+    models.dedup();
+    for model in models {
+        let config = ModelConfig::resolve(model, cli.hf_overrides.as_deref());
+        if let Some(own) =
+            config.ok().map(|config| config.max_position_embeddings).filter(|own| length > *own)
+        {
+            eprintln!("warning: --max-model-len {length}: {model}'s own limit is {own}");
+        }
     }
-    length
 }
 
 /// What a case is measured on, as far as comparisons care.

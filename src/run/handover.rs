@@ -1,5 +1,6 @@
 //! Handing the run over from the first stage to the second, and what a process must know of its surroundings.
 
+use std::io::Write;
 use std::panic::PanicHookInfo;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,12 +28,13 @@ pub fn arguments() -> Result<Vec<String>, Failure> {
 
 /// The command line that the first stage handed over; `None` in the first stage.
 pub fn received() -> Option<Result<Cli, Failure>> {
-    let text = std::env::var(HANDED_OVER).ok()?;
+    let text = std::env::var_os(HANDED_OVER)?;
     // SAFETY: called first thing in main, before any thread exists that could read the environment meanwhile.
     unsafe { std::env::remove_var(HANDED_OVER) };
-    let broken =
-        |error| Failure::usage(format!("{HANDED_OVER}: {error}; this variable is not meant to be set"));
-    Some(serde_json::from_str(&text).map_err(broken))
+    let broken = |_| {
+        Failure::usage(format!("{HANDED_OVER} is set, and is for this program's own use alone; unset it"))
+    };
+    Some(serde_json::from_slice(text.as_encoded_bytes()).map_err(broken))
 }
 
 /// Replaces this process with itself, given what Criterion knows; returns only if that fails.
@@ -61,6 +63,7 @@ pub fn replace_process(cli: &Cli, home: &Path) -> Failure {
 /// The folder that Criterion itself would write to, made absolute.
 pub fn criterion_home() -> PathBuf {
     let home = std::env::var_os("CRITERION_HOME")
+        .filter(|home| !home.is_empty())
         .map(PathBuf::from)
         .or_else(|| Some(target_folder()?.join("criterion")))
         .unwrap_or_else(|| PathBuf::from("target/criterion"));
@@ -82,11 +85,23 @@ fn target_folder() -> Option<PathBuf> {
     Some(serde_json::from_slice::<Metadata>(&output.stdout).ok()?.target_directory)
 }
 
-/// A panic is a bug of ours or of a library: say so in one line rather than with a trace.
-pub fn report_panics_in_one_line() {
+/// Ends the process at the first panic, with one line: a panic is a bug of ours or of a library, or a console that can no
+/// longer be written to, where Criterion's `println!` panics. What was being saved is put back by the next start.
+pub fn end_at_a_panic() {
     std::panic::set_hook(Box::new(|panic: &PanicHookInfo<'_>| {
         let text = panic.payload_as_str().unwrap_or("no message").replace('\n', " ");
         let place = panic.location().map_or_else(String::new, |at| format!(" ({}:{})", at.file(), at.line()));
-        eprintln!("error: this is a bug, please report it: {text}{place}");
+        // Where stderr is gone, too, only the exit status is left to say it with.
+        let _ = match text.strip_prefix("failed printing to ") {
+            Some(stream) => writeln!(std::io::stderr(), "error: {stream}"),
+            None => writeln!(std::io::stderr(), "error: this is a bug, please report it: {text}{place}"),
+        };
+        std::process::exit(i32::from(super::CASE));
     }));
+}
+
+/// Lets a closed pipe end the process in silence, as it ends other tools: Rust's start-up has it ignored.
+pub fn end_with_a_closed_pipe() {
+    // SAFETY: called first thing in main, before other threads exist; SIG_DFL installs no handler of ours.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }

@@ -8,6 +8,13 @@ const MAX_COMPONENT: usize = 64;
 /// Folders that Criterion or we put beside benchmarks.
 const RESERVED: [&str; 7] = ["new", "base", "change", "report", "forward", ".", ".."];
 
+/// The parts of an id, and how to shorten each.
+const PARTS: [(&str, &str); 3] = [
+    ("its group", "rename the shape file"),
+    ("its model", "rename the model's folder"),
+    ("its name", "give the case a shorter name: NAME=REQS"),
+];
+
 /// An id that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -31,12 +38,11 @@ pub fn component(text: &str) -> String {
 pub fn check<'a>(ids: impl Iterator<Item = (&'a str, &'a str)>) -> Result<(), IdError> {
     let mut seen: HashMap<&str, &str> = HashMap::new();
     for (id, source) in ids {
-        for part in id.split('/') {
-            if part.len() > MAX_COMPONENT {
+        for (part, (what, advice)) in id.split('/').zip(PARTS) {
+            if part.len() > MAX_COMPONENT || part.is_empty() {
                 let length = part.len();
                 return Err(IdError(format!(
-                    "case {source:?}: {part:?} has {length} bytes, an id's part has at most {MAX_COMPONENT}; \
-                     give the case a shorter name: NAME=REQS"
+                    "case {source:?}: {what} {part:?} has {length} bytes, and 1 to {MAX_COMPONENT} make an id; {advice}"
                 )));
             }
             if RESERVED.contains(&part) {

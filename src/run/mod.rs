@@ -11,6 +11,7 @@ mod compare;
 mod device;
 mod handover;
 mod ids;
+mod output;
 mod plan;
 mod progress;
 mod refuse;
@@ -60,7 +61,8 @@ impl From<BaselineError> for Failure {
 /// The bench target's whole `main`.
 #[must_use]
 pub fn main() -> ExitCode {
-    handover::report_panics_in_one_line();
+    handover::end_with_a_closed_pipe();
+    handover::end_at_a_panic();
     let outcome = match handover::received() {
         Some(cli) => cli.and_then(|cli| second_stage(&cli)),
         None => first_stage(),
@@ -68,35 +70,63 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
-            eprintln!("error: {}", failure.message);
+            eprintln!("error: {}", one_line(&failure.message));
             ExitCode::from(failure.status)
         }
     }
+}
+
+/// The text with control characters written out: what a user's file says must not steer the terminal.
+fn one_line(text: &str) -> String {
+    let write_out = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    text.trim_end().chars().map(write_out).collect()
 }
 
 /// Everything that needs no device; ends by replacing the process, unless there is nothing to measure.
 fn first_stage() -> Result<u8, Failure> {
     let mut cli = Cli::from_command_line(handover::arguments()?.into_iter());
     refuse::check_values(&cli).map_err(Failure::usage)?;
+    refuse::check_launcher().map_err(Failure::usage)?;
     if let Some(expected) = &cli.verify {
         return verify::run(&cli, expected);
     }
     let suite = load_suite(&cli)?;
     if let Some(format) = cli.plan {
-        return plan::print(&cli, &suite.select(&cli, false)?, format);
+        let selected = suite.select(&cli, false)?;
+        device::warn_of_length(&cli, &selected);
+        return plan::print(&cli, &selected, format);
     }
     suite.check_ids()?;
     let selected = suite.select(&cli, cli.mode() == Mode::List)?;
     if !matches!(cli.mode(), Mode::List | Mode::Load) {
         device::check_settings(&cli, &selected)?;
+        device::warn_of_length(&cli, &selected);
     }
     let home = handover::criterion_home();
     name_baselines(&mut cli, &Store { home: home.clone() })?;
-    bench::check_output_file(&cli)?;
+    if let Some(path) = &cli.output_json {
+        output::check(path)?;
+    }
+    say_what_has_no_effect(&cli);
     if cli.mode() == Mode::Test && !cli.criterion.test {
         eprintln!("test mode: each case runs once and nothing is timed; `cargo bench`, or --bench, measures");
     }
     Err(handover::replace_process(&cli, &home))
+}
+
+/// Flags that ask for results where nothing is measured.
+fn say_what_has_no_effect(cli: &Cli) {
+    if matches!(cli.mode(), Mode::Measure | Mode::Load) {
+        return;
+    }
+    let flags = [
+        ("--output-json", cli.output_json.is_some()),
+        ("--fail-on-regression", cli.fail_on_regression.is_some()),
+        ("--save-baseline", cli.criterion.save_baseline.is_some()),
+    ];
+    for (flag, _) in flags.iter().filter(|(_, given)| *given) {
+        eprintln!("warning: {flag} has no effect: nothing is measured in this mode");
+    }
 }
 
 /// Puts back what an interrupted save left, and turns the baselines that were asked for into names on disk.

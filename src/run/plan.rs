@@ -11,6 +11,9 @@ use crate::report::plan::{OpRow, PlanRow, write_json, write_table};
 /// Prints the selected cases' plans on stdout.
 pub fn print(cli: &Cli, selected: &[&Entry], format: PlanFormat) -> Result<u8, Failure> {
     let rows = selected.iter().map(|entry| row(cli, entry)).collect::<Result<Vec<_>, _>>()?;
+    if format == PlanFormat::Json {
+        check_size(&rows)?;
+    }
     let mut out = BufWriter::new(stdout().lock());
     let written = match format {
         PlanFormat::Table => write_table(&mut out, &rows),
@@ -23,6 +26,21 @@ pub fn print(cli: &Cli, selected: &[&Entry], format: PlanFormat) -> Result<u8, F
         }
         _ => Ok(0),
     }
+}
+
+/// Block ids that a JSON plan may list: half a gigabyte of them.
+const MAX_BLOCK_IDS: u64 = 1 << 26;
+
+fn check_size(rows: &[PlanRow]) -> Result<(), Failure> {
+    let runs = rows.iter().flat_map(|row| &row.plan.schedules).flat_map(|schedule| &schedule.blocks);
+    let ids = runs.fold(0_u64, |sum, run| sum.saturating_add(run.entries()));
+    if ids > MAX_BLOCK_IDS {
+        return Err(Failure::usage(format!(
+            "--plan=json: {ids} block ids to list, and at most {MAX_BLOCK_IDS} are; --plan prints how many there are, and a \
+             filter or a larger --block-size makes them fewer"
+        )));
+    }
+    Ok(())
 }
 
 fn row(cli: &Cli, entry: &Entry) -> Result<PlanRow, Failure> {

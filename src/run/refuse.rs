@@ -81,6 +81,22 @@ fn check_layout(cli: &Cli) -> Result<(), String> {
     Ok(())
 }
 
+/// Under a launcher that started several processes, each would time the whole model by itself.
+///
+/// # Errors
+/// If a launcher's variables tell of more than one process.
+pub fn check_launcher() -> Result<(), String> {
+    let sizes = [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")];
+    let sizes = sizes.iter().filter(|(rank, _)| std::env::var_os(rank).is_some()).map(|(_, size)| *size);
+    for variable in sizes.chain(["SLURM_STEP_NUM_TASKS"]) {
+        let size = std::env::var(variable).unwrap_or_default();
+        if size.parse::<u32>().is_ok_and(|size| size > 1) {
+            return Err(format!("{variable}={size}: this version runs one rank; start one process"));
+        }
+    }
+    Ok(())
+}
+
 fn check_criterion(flags: &CriterionArgs) -> Result<(), String> {
     let is_size = |size| (10..=1_000_000).contains(&size);
     require("--sample-size", flags.sample_size, is_size, "Criterion takes 10 to 1000000 samples")?;
@@ -91,8 +107,8 @@ fn check_criterion(flags: &CriterionArgs) -> Result<(), String> {
     }
     let is_profile = |seconds| (1.0..=1e6).contains(&seconds);
     require("--profile-time", flags.profile_time, is_profile, "seconds from 1 to 1000000 are needed")?;
-    let is_count = |count| (1..=10_000_000).contains(&count);
-    require("--nresamples", flags.nresamples, is_count, "1 to 10000000 are needed")?;
+    let is_count = |count| (2..=10_000_000).contains(&count);
+    require("--nresamples", flags.nresamples, is_count, "2 to 10000000 are needed")?;
     require("--noise-threshold", flags.noise_threshold, is_positive, "a number above 0 is needed")?;
     let levels =
         [("--confidence-level", flags.confidence_level), ("--significance-level", flags.significance_level)];

@@ -69,7 +69,7 @@ impl KvPool {
         let blocks = u32::try_from(budget.0 / block_bytes).unwrap_or(u32::MAX);
         if blocks < 2 {
             return Err(BackendError::NoRoom(format!(
-                "a KV pool of {budget} holds no block: the null block and one more need {}",
+                "a KV pool of {budget} holds no block: the null block and one more need {}; raise --kv-cache-memory-bytes",
                 Bytes(2 * block_bytes)
             )));
         }
