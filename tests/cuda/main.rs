@@ -5,6 +5,8 @@ mod fixtures;
 mod ops;
 mod support;
 mod timer;
+#[cfg(feature = "cuda")]
+mod trace;
 mod weights;
 
 use forward_bench::backend::cuda;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use cudarc::nvrtc::sys;
 
-use super::cache;
 use super::error::nvrtc;
+use super::{cache, library};
 use crate::backend::BackendError;
 
 /// What every kernel file includes.
@@ -70,14 +70,11 @@ impl Compiler {
     /// For `arch`, such as `sm_90a`. Needs NVRTC, but no GPU.
     ///
     /// # Errors
-    /// If NVRTC is missing or does not work.
+    /// If NVRTC is missing, too old or does not work.
     pub fn new(arch: &str) -> Result<Self, BackendError> {
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: writes two integers.
-        let status = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
-        status.result().map_err(nvrtc("asking for NVRTC's version"))?;
+        let version = library::nvrtc_version()?;
         let folder = cache::folder().map(|folder| folder.join("kernels"));
-        Ok(Self { arch: arch.to_owned(), version: (major, minor), folder })
+        Ok(Self { arch: arch.to_owned(), version, folder })
     }
 
     /// The cubin of a file under `defines` (`NAME=VALUE`), from the cache if it is there.

@@ -1,12 +1,18 @@
-//! Whether CUDA can be used at all: libraries, driver, devices. cudarc panics where a library is missing, so it is asked first.
+//! Whether CUDA can be used at all: libraries, their versions, driver, devices.
+//!
+//! cudarc panics where a library or a symbol is missing, so both are asked for first: each library must be there, have the call that
+//! tells its version, and be no older than what cudarc's bindings were made from, which then has every symbol that they name.
 
 use cudarc::driver::{result, sys};
 
-use super::error::driver;
+use super::error::{driver, nvrtc};
 use crate::backend::BackendError;
 
-/// The oldest driver that runs what this crate is built against.
+/// The CUDA version of cudarc's bindings (its feature `cuda-13000`), 1000 × major + 10 × minor: the oldest driver that will do.
 const MIN_DRIVER: i32 = 13_000;
+
+/// The oldest major version of NVRTC and cuBLASLt, likewise.
+const MIN_MAJOR: usize = 13;
 
 /// The oldest compute capability that the kernels are written for.
 const MIN_CAPABILITY: (i32, i32) = (8, 0);
@@ -20,12 +26,12 @@ const MIN_CAPABILITY: (i32, i32) = (8, 0);
 pub fn available() -> Result<(), BackendError> {
     guarded(|| {
         libraries()?;
-        driver_version()?;
         devices().map(|_| ())
     })
 }
 
-/// Runs `body`; a symbol that a library does not have, on which cudarc panics, becomes an error.
+/// Runs `body`; a panic of cudarc becomes an error. The last resort, for a library that is broken: what is missing or too old was
+/// found by [`available`] before.
 pub(super) fn guarded<T>(body: impl FnOnce() -> Result<T, BackendError>) -> Result<T, BackendError> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -38,38 +44,74 @@ fn missing(message: String) -> BackendError {
     BackendError::Unsupported(message)
 }
 
-/// Every library that is needed, each with its remedy.
+/// Fails unless a library is there and has the symbol that tells its version.
+#[cfg(feature = "cuda")]
+macro_rules! present {
+    ($($sys:ident)::+, $symbol:literal, $name:literal, $remedy:expr) => {{
+        use cudarc::$($sys)::+ as library;
+        // SAFETY: loading a library runs its initialisers and nothing else.
+        if !unsafe { library::is_culib_present() } {
+            return Err(missing(format!("{} was not found; {}", $name, $remedy)));
+        }
+        // SAFETY: the library is there; the symbol's address is neither called nor read.
+        if unsafe { library::culib().get::<*const ()>($symbol) }.is_err() {
+            return Err(missing(format!("{} is no such library or too old; {}", $name, $remedy)));
+        }
+    }};
+}
+
+/// What to do about a library that comes with a Python wheel.
+fn remedy(wheel: &str) -> String {
+    format!(
+        "put the folder of version {MIN_MAJOR} or newer on LD_LIBRARY_PATH (it comes with the CUDA toolkit, or `pip install {wheel}`)"
+    )
+}
+
+/// Every library that is needed is there and new enough.
 fn libraries() -> Result<(), BackendError> {
+    driver_version()?;
+    nvrtc_version()?;
+    cublaslt_version()
+}
+
+/// NVRTC's version, major and minor.
+pub(super) fn nvrtc_version() -> Result<(i32, i32), BackendError> {
     #[cfg(feature = "cuda")]
-    {
-        let wheel = |library: &str, wheel: &str| {
-            format!(
-                "{library} was not found; put its folder on LD_LIBRARY_PATH (it comes with the CUDA toolkit, or `pip install {wheel}`)"
-            )
-        };
-        // SAFETY: loading these libraries runs their initialisers and nothing else.
-        let (cuda, nvrtc, cublaslt) = unsafe {
-            (
-                sys::is_culib_present(),
-                cudarc::nvrtc::sys::is_culib_present(),
-                cudarc::cublaslt::sys::is_culib_present(),
-            )
-        };
-        if !cuda {
-            return Err(missing("libcuda was not found; it comes with NVIDIA's driver: install that".into()));
-        }
-        if !nvrtc {
-            return Err(missing(wheel("libnvrtc", "nvidia-cuda-nvrtc")));
-        }
-        if !cublaslt {
-            return Err(missing(wheel("libcublasLt", "nvidia-cublas")));
-        }
+    present!(nvrtc::sys, b"nvrtcVersion\0", "libnvrtc", remedy("nvidia-cuda-nvrtc"));
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the library is there; two integers are written.
+    let status = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    status.result().map_err(nvrtc("asking for NVRTC's version"))?;
+    new_enough("libnvrtc", (major.max(0) as usize, minor.max(0) as usize), "nvidia-cuda-nvrtc")?;
+    Ok((major, minor))
+}
+
+fn cublaslt_version() -> Result<(), BackendError> {
+    #[cfg(feature = "cuda")]
+    present!(cublaslt::sys, b"cublasLtGetVersion\0", "libcublasLt", remedy("nvidia-cublas"));
+    // SAFETY: the library is there; the call answers a number, 10000 × major + 100 × minor + patch.
+    let version = unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() };
+    new_enough("libcublasLt", (version / 10_000, version / 100 % 100), "nvidia-cublas")
+}
+
+/// CUPTI is there; only tracing needs it.
+#[cfg(feature = "cuda")]
+pub(super) fn cupti() -> Result<(), BackendError> {
+    present!(cupti::sys, b"cuptiActivityRegisterCallbacks\0", "libcupti", remedy("nvidia-cuda-cupti"));
+    Ok(())
+}
+
+fn new_enough(library: &str, (major, minor): (usize, usize), wheel: &str) -> Result<(), BackendError> {
+    if major < MIN_MAJOR {
+        return Err(missing(format!("{library} is version {major}.{minor}; {}", remedy(wheel))));
     }
     Ok(())
 }
 
 /// The driver's CUDA version, 1000 × major + 10 × minor.
 pub(super) fn driver_version() -> Result<i32, BackendError> {
+    #[cfg(feature = "cuda")]
+    present!(driver::sys, b"cuDriverGetVersion\0", "libcuda", "it comes with NVIDIA's driver: install that");
     let mut version = 0;
     // SAFETY: the driver library is there, and the call writes one integer.
     let status = unsafe { sys::cuDriverGetVersion(&raw mut version) };

@@ -13,6 +13,7 @@
 //! | `plan`, `attention`, `step` | work lists, and operations as launches |
 //! | `graph`, `timed`, `capture` | graphs, the timed one, and a step's |
 //! | `ceilings`, `telemetry` | what the GPU can do at most; power, heat and neighbours |
+//! | `trace` | which kernels ran when, by CUPTI |
 
 mod attention;
 mod cache;
@@ -34,6 +35,8 @@ mod pool;
 mod step;
 mod telemetry;
 mod timed;
+#[cfg(feature = "cuda")]
+pub mod trace;
 mod tune;
 mod weights;
 
