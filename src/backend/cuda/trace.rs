@@ -108,6 +108,9 @@ fn failed(doing: &str) -> impl Fn(CuptiError) -> BackendError {
 }
 
 /// CUPTI wants a buffer.
+///
+/// # Safety
+/// Called by CUPTI only, with three places to write to.
 unsafe extern "C" fn give_buffer(buffer: *mut *mut u8, size: *mut usize, max_records: *mut usize) {
     let words: Box<[u64]> = vec![0_u64; BUFFER_WORDS].into_boxed_slice();
     // SAFETY: CUPTI hands over three places to write to. It owns the buffer until `take_buffer`, which frees it. Zero: as many
@@ -120,6 +123,9 @@ unsafe extern "C" fn give_buffer(buffer: *mut *mut u8, size: *mut usize, max_rec
 }
 
 /// CUPTI gives a buffer back, its first `valid` bytes filled.
+///
+/// # Safety
+/// Called by CUPTI only, with a buffer of [`give_buffer`].
 unsafe extern "C" fn take_buffer(
     _context: CUcontext,
     _stream: u32,
