@@ -174,7 +174,7 @@ impl Store {
             let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
             serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok()
         };
-        CRITERION_FILES.iter().all(|file| is_json(&file))
+        CRITERION_FILES.iter().all(is_json)
     }
 
     /// The names of all baselines of all benchmarks here, sorted.

@@ -18,13 +18,13 @@ struct Spin {
     before: u64,
 }
 
-fn kernel(gpu: &Gpu, name: &str) -> CudaFunction {
+pub(crate) fn kernel(gpu: &Gpu, name: &str) -> CudaFunction {
     let compiler = Compiler::new(&gpu.arch()).unwrap();
     let cubin = compiler.cubin(File::State, &["DTYPE_BF16=1".to_owned()]).unwrap();
     gpu.context.load_module(Ptx::from_binary(cubin)).unwrap().load_function(name).unwrap()
 }
 
-fn spin(stream: &Arc<CudaStream>, kernel: &CudaFunction, amount: u64) -> Result<(), BackendError> {
+pub(crate) fn spin(stream: &Arc<CudaStream>, kernel: &CudaFunction, amount: u64) -> Result<(), BackendError> {
     if amount == 0 {
         return Ok(());
     }
@@ -90,7 +90,7 @@ fn the_timer_sees_its_interval_and_nothing_else() {
 #[ignore = "needs an NVIDIA GPU"]
 fn work_on_another_stream_is_not_seen() {
     let gpu = Gpu::open(0).unwrap();
-    let mut capture = capture(&gpu, L2::Warm, "spin_nanos", 50_000, 0);
+    let mut capture = capture(&gpu, L2::Warm, "spin_nanos", 1_000_000, 0);
     let other = gpu.context.new_stream().unwrap();
     let kernel = kernel(&gpu, "spin_nanos");
     // The first launch on a second stream makes the driver set it up, which may delay whatever else runs.
@@ -102,9 +102,9 @@ fn work_on_another_stream_is_not_seen() {
         seen.push(capture.replay().unwrap());
         other.synchronize().unwrap();
     }
-    println!("50 µs beside 20 ms on another stream: {seen:?}");
-    assert!((median(&seen) - 50.0).abs() < 4.0, "{} µs", median(&seen));
-    assert!(seen.iter().all(|replay| replay.time.micros() < 1_000.0));
+    println!("1 ms beside 20 ms on another stream: {seen:?}");
+    assert!((median(&seen) - 1_000.0).abs() < 12.0, "{} µs: 1 % + 2 µs are allowed", median(&seen));
+    assert!(seen.iter().all(|replay| replay.time.micros() < 5_000.0));
 }
 
 #[test]

@@ -2,13 +2,15 @@
 
 use std::process::Command;
 
+use forward_bench::backend::cuda::custom::cudarc::driver::CudaFunction;
 use forward_bench::backend::cuda::trace::{Tracer, forwards, span};
-use forward_bench::backend::cuda::{CudaDevice, CudaOptions};
+use forward_bench::backend::cuda::{CudaDevice, CudaOptions, Gpu};
 use forward_bench::backend::{Capture, Device, Dtype, Ops, Replay, Weights};
 use forward_bench::batch::{Batch, BatchPlan, Limits};
 use forward_bench::model::{Model, ModelConfig};
 
 use crate::support::cuda_options;
+use crate::timer::{kernel, spin};
 
 /// Traced replays of each case; an odd number has a median.
 const REPLAYS: usize = 21;
@@ -16,8 +18,17 @@ const REPLAYS: usize = 21;
 /// Replays that warm up before the traced ones, traced as well, and left out.
 const WARM_UP: usize = 5;
 
-fn replays(capture: &mut dyn Capture, count: usize) -> Vec<Replay> {
-    (0..count).map(|_| capture.replay().expect("a replay")).collect()
+/// Nanoseconds for which the stream is kept busy before each replay. Under CUPTI the driver submits a graph's kernels one by
+/// one, at about 0.7 µs each: the start event would fire while most of them are still on their way (seen: 250 µs in a step of 362
+/// kernels). Behind a busy stream all are there when the event comes.
+const BUSY: u64 = 3_000_000;
+
+fn replays(gpu: &Gpu, spinning: &CudaFunction, capture: &mut dyn Capture, count: usize) -> Vec<Replay> {
+    let replay = |_| {
+        spin(&gpu.stream, spinning, BUSY).expect("a spinning kernel");
+        capture.replay().expect("a replay")
+    };
+    (0..count).map(replay).collect()
 }
 
 /// (event interval, kernel span) in µs of each traced replay.
@@ -34,16 +45,18 @@ fn traced(device: &mut CudaDevice, tracer: &mut Tracer, model: &Model, case: &st
     let mut batch = Batch::build(&plan, &limits, 0, vocabulary).expect("room for the KV");
     batch.shuffle_blocks(0);
     device.init_kv(&batch).expect("KV contents");
+    let gpu = device.gpu().clone();
+    let spinning = kernel(&gpu, "spin_nanos");
     let forward = |ops: &mut dyn Ops| model.forward(ops);
     let mut capture = device.capture(&batch, &forward).expect("a capture");
     capture.eager().expect("an eager run");
     capture.snapshot().expect("a snapshot");
     capture.record().expect("a recording");
-    replays(capture.as_mut(), 20);
+    replays(&gpu, &spinning, capture.as_mut(), 20);
     // Recorded again under the tracer: whether a graph that was made before is traced is up to CUPTI's version.
     tracer.start().expect("tracing");
     capture.record().expect("a recording");
-    let events = replays(capture.as_mut(), WARM_UP + REPLAYS);
+    let events = replays(&gpu, &spinning, capture.as_mut(), WARM_UP + REPLAYS);
     // Reading the output waits for the stream, and with it for the probe after the last event.
     capture.output().expect("an output");
     let kernels = tracer.stop().expect("a trace");

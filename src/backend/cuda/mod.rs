@@ -132,6 +132,12 @@ impl CudaDevice {
         Ok(Self { parts, tuner, l2, info, kernels_hash })
     }
 
+    /// The GPU, and with it the stream that captures run on: what is put there goes before the next replay.
+    #[must_use]
+    pub fn gpu(&self) -> &std::sync::Arc<Gpu> {
+        &self.parts.kernels.gpu
+    }
+
     /// A weight as it is stored, for tests: `[rows, cols]` row-major.
     ///
     /// # Errors
