@@ -11,6 +11,8 @@ use crate::units::{Bytes, Flops};
 pub struct Known {
     read: Option<f64>,
     gemm: Option<GemmRate>,
+    /// Whether the device has no room to measure them; said once.
+    no_room: bool,
 }
 
 /// The ceilings directly before a case.
@@ -26,14 +28,18 @@ impl Known {
     /// no ceilings. KV blocks lose their contents.
     pub fn before(&mut self, device: &mut dyn Device, costs: &[OpCost]) -> Result<Option<Before>, Failure> {
         let failed = |error: BackendError| Failure::case(format!("the ceilings: {error}"));
-        if self.read.is_none() {
-            self.read = device.read_rate().map_err(failed)?;
+        let fresh = self.gemm.is_none();
+        if fresh && !self.no_room {
+            match device.read_rate().and_then(|read| Ok((read, device.gemm_rate()?))) {
+                Ok((read, gemm)) => (self.read, self.gemm) = (read, gemm),
+                Err(BackendError::NoRoom(what)) => {
+                    eprintln!("warning: no floors are shown: {what}");
+                    self.no_room = true;
+                }
+                Err(error) => return Err(failed(error)),
+            }
         }
         let Some(read) = self.read else { return Ok(None) };
-        let fresh = self.gemm.is_none();
-        if fresh {
-            self.gemm = device.gemm_rate().map_err(failed)?;
-        }
         let Some(mut gemm) = self.gemm else { return Ok(None) };
         let seconds = cost::total_flops(costs).0 as f64 / gemm.flops_per_second;
         let computes = seconds > cost::total_bytes(costs).0 as f64 / read;
