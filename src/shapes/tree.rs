@@ -44,6 +44,7 @@ impl Value {
             Self::Int(value) => format!("the number {value}"),
             Self::Float(value) => format!("the number {value:?}"),
             Self::Text(text) => format!("the text {}", quoted(text)),
+            Self::List(list) if list.is_empty() => "an empty list".into(),
             Self::List(_) => "a list".into(),
             Self::Map(_) => "a mapping".into(),
         }
