@@ -148,7 +148,7 @@ fn wrong_structure_is_told_with_what_was_found() {
         ("a=8\n", ":1: the file is the text \"a=8\""),
         ("model: x\n", ":1: no cases"),
         ("cases:\n", "no cases"),
-        ("cases: []\n", ":1: cases is a list: give a list with at least one case"),
+        ("cases: []\n", ":1: cases is an empty list: give a list with at least one case"),
         ("cases: a=8\n", ":1: cases is the text"),
         (
             "cases:\n  - 512\n",
