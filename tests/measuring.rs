@@ -39,15 +39,20 @@ fn criterion_is_fed_nanoseconds_of_the_replays_that_we_count() {
     let bench = Bench::new();
     bench.measure("--iters 10 --samples 4");
     let sample = bench.json("base/sample.json");
-    let sum = |key: &str| sample[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).sum::<f64>();
-    assert_eq!(sample["times"].as_array().unwrap().len(), 10);
-    let replays = &bench.json("base/forward.json")["ranks"][0]["latency_us"];
-    if sum("iters") as u64 == 40 {
-        let ours: f64 =
-            replays["samples_us"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() * 1e3).sum();
-        assert!((ours / sum("times") - 1.0).abs() < 1e-6, "{ours} {}", sum("times"));
+    let list = |value: &serde_json::Value| -> Vec<f64> {
+        value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    let (iters, times) = (list(&sample["iters"]), list(&sample["times"]));
+    assert_eq!(times.len(), 10);
+    let latency = &bench.json("base/forward.json")["ranks"][0]["latency_us"];
+    assert_eq!(latency["count"], 40);
+    // Ours are the first 40 replays that Criterion measured; each of its samples is the sum of equally many.
+    let (replays, n) = (list(&latency["samples_us"]), iters[0] as usize);
+    assert!((2..=40).contains(&n), "{n} replays in a sample");
+    for (ours, criterions) in replays.chunks_exact(n).zip(&times) {
+        let nanos = ours.iter().sum::<f64>() * 1e3;
+        assert!((nanos / criterions - 1.0).abs() < 1e-6, "{nanos} {criterions}");
     }
-    assert_eq!(replays["count"], 40);
 }
 
 #[test]
