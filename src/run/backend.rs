@@ -182,6 +182,7 @@ mod cuda {
             max_tokens: cli.max_num_batched_tokens as usize,
             l2: cli.l2,
             retune: cli.retune,
+            products: cuda::Products::Fastest,
         };
         Ok(Box::new(CudaDevice::new(&model.spec, weights, &options)?))
     }

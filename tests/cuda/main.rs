@@ -3,6 +3,7 @@
 
 mod fixtures;
 mod ops;
+mod sanitized;
 mod support;
 mod timer;
 #[cfg(feature = "cuda")]

@@ -1,7 +1,7 @@
 //! One op at a time on both devices, from the same 16-bit inputs.
 
 use forward_bench::backend::cpu::{CpuDevice, CpuOptions};
-use forward_bench::backend::cuda::{CudaDevice, CudaOptions};
+use forward_bench::backend::cuda::{CudaDevice, CudaOptions, Products};
 use forward_bench::backend::{
     Act, BackendError, Device, Dtype, Forward, KvInit, KvLayer, L2, Rope, StepSpec, WeightRole, WeightSource,
     WeightSpec, Weights, dummy,
@@ -27,6 +27,7 @@ pub fn cuda_options(dtype: Dtype) -> CudaOptions {
         max_tokens: MAX_TOKENS,
         l2: L2::Warm,
         retune: false,
+        products: Products::Fastest,
     }
 }
 

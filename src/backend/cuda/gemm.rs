@@ -4,7 +4,7 @@
 //! `out[T, N] = x[T, K] · w[N, K]ᵀ (+ bias[N])`, all row-major. cuBLASLt sees column-major matrices, so it is given
 //! `outᵀ[N, T] = (wᵀ)ᵀ · xᵀ`, where wᵀ is `[K, N]` and xᵀ is `[K, T]` with the same bytes.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::rc::Rc;
@@ -81,6 +81,16 @@ pub(super) struct Operands {
     pub out: u64,
 }
 
+/// Who computes the products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Products {
+    /// Whichever kernel is the fastest, cuBLASLt's or ours.
+    #[default]
+    Fastest,
+    /// Ours alone, which serve up to 16 rows: sanitizers take minutes to load cuBLASLt, so it is not even started.
+    Ours,
+}
+
 /// How a product is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Algorithm {
@@ -111,7 +121,8 @@ impl Algorithm {
 
 /// The products of one device.
 pub(super) struct Gemm {
-    handle: sys::cublasLtHandle_t,
+    handle: OnceCell<sys::cublasLtHandle_t>,
+    pub products: Products,
     workspace: Buffer,
     plans: RefCell<HashMap<Shape, Rc<Plan>>>,
     pub chosen: RefCell<HashMap<Shape, Algorithm>>,
@@ -120,11 +131,12 @@ pub(super) struct Gemm {
 }
 
 impl Gemm {
-    pub(super) fn new(kernels: &Rc<Kernels>, dtype: Dtype) -> Result<Self, BackendError> {
+    pub(super) fn new(kernels: &Rc<Kernels>, dtype: Dtype, products: Products) -> Result<Self, BackendError> {
         kernels.gpu.bind()?;
         let workspace = Buffer::new(&kernels.gpu, WORKSPACE, "the workspace of matrix products")?;
         Ok(Self {
-            handle: result::create_handle().map_err(blas("starting cuBLASLt"))?,
+            handle: OnceCell::new(),
+            products,
             workspace,
             plans: RefCell::default(),
             chosen: RefCell::default(),
@@ -143,6 +155,15 @@ impl Gemm {
         unsafe { sys::cublasLtGetVersion() }
     }
 
+    /// cuBLASLt, started when it is first needed.
+    fn handle(&self) -> Result<sys::cublasLtHandle_t, BackendError> {
+        if let Some(handle) = self.handle.get() {
+            return Ok(*handle);
+        }
+        let handle = result::create_handle().map_err(blas("starting cuBLASLt"))?;
+        Ok(*self.handle.get_or_init(|| handle))
+    }
+
     fn plan(&self, shape: Shape) -> Result<Rc<Plan>, BackendError> {
         if let Some(plan) = self.plans.borrow().get(&shape) {
             return Ok(plan.clone());
@@ -154,8 +175,23 @@ impl Gemm {
 
     /// What may compute the shape, cuBLASLt's best guess first.
     pub(super) fn candidates(&self, shape: Shape, most: usize) -> Result<Vec<Algorithm>, BackendError> {
+        let mut all = match self.products {
+            Products::Fastest => self.candidates_of_cublaslt(shape, most)?,
+            Products::Ours => Vec::new(),
+        };
+        if shape.k.is_multiple_of(8) {
+            all.extend((0..gemv_variants(shape.t).len()).map(Algorithm::Gemv));
+        }
+        if all.is_empty() {
+            let Shape { t, n, k, .. } = shape;
+            return Err(BackendError::Device(format!("no kernel serves [{t}, {k}] x [{n}, {k}]")));
+        }
+        Ok(all)
+    }
+
+    fn candidates_of_cublaslt(&self, shape: Shape, most: usize) -> Result<Vec<Algorithm>, BackendError> {
         self.gpu().bind()?;
-        let plan = self.plan(shape)?;
+        let (handle, plan) = (self.handle()?, self.plan(shape)?);
         let preference = Preference::new(WORKSPACE)?;
         // SAFETY: a C struct of numbers, for which zero is a value; the library fills in as many as it counts.
         let mut found = vec![unsafe { std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>() }; most];
@@ -165,7 +201,7 @@ impl Gemm {
             let (a, b, d, most) = (plan.w.0, plan.x.0, plan.out.0, most as i32);
             let (found, count) = (found.as_mut_ptr(), &raw mut count);
             sys::cublasLtMatmulAlgoGetHeuristic(
-                self.handle,
+                handle,
                 plan.desc.0,
                 a,
                 b,
@@ -180,21 +216,9 @@ impl Gemm {
         let usable = |found: &sys::cublasLtMatmulHeuristicResult_t| {
             found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE
         };
-        let mut all = Vec::new();
-        if status.result().is_ok() {
-            let found = found.iter().take(count.max(0) as usize);
-            all.extend(found.filter(|found| usable(found)).map(|found| Algorithm::Lt(found.algo.data)));
-        }
-        if shape.k.is_multiple_of(8) {
-            all.extend((0..gemv_variants(shape.t).len()).map(Algorithm::Gemv));
-        }
-        if all.is_empty() {
-            let Shape { t, n, k, .. } = shape;
-            return Err(BackendError::Device(format!(
-                "cuBLASLt has no algorithm for [{t}, {k}] x [{n}, {k}]"
-            )));
-        }
-        Ok(all)
+        let count = if status.result().is_ok() { count.max(0) as usize } else { 0 };
+        let found = found.iter().take(count).filter(|found| usable(found));
+        Ok(found.map(|found| Algorithm::Lt(found.algo.data)).collect())
     }
 
     /// Puts a product on the stream. An algorithm that does not fit the shape is an error, not a wrong result.
@@ -231,7 +255,7 @@ impl Gemm {
         algorithm: sys::cublasLtMatmulAlgo_t,
         operands: &Operands,
     ) -> Result<(), BackendError> {
-        let plan = self.plan(shape)?;
+        let (handle, plan) = (self.handle()?, self.plan(shape)?);
         let Operands { x, w, bias, out } = *operands;
         if shape.bias {
             plan.desc.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
@@ -247,7 +271,7 @@ impl Gemm {
             let (w, x, out) = (pointer(w), pointer(x), pointer(out));
             let algorithm = &raw const algorithm;
             sys::cublasLtMatmul(
-                self.handle,
+                handle,
                 desc,
                 one,
                 w,
@@ -272,9 +296,10 @@ impl Gemm {
 
 impl Drop for Gemm {
     fn drop(&mut self) {
+        let Some(handle) = self.handle.take() else { return };
         let _ = self.gpu().bind();
         // SAFETY: created by this struct, destroyed once; nothing is running, as graphs were dropped before.
-        let _ = unsafe { result::destroy_handle(self.handle) };
+        let _ = unsafe { result::destroy_handle(handle) };
     }
 }
 

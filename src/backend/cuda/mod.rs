@@ -43,7 +43,7 @@ mod weights;
 use std::rc::Rc;
 
 pub use attention::{decode_shared, prefill_hopper_shared, prefill_shared};
-pub use gemm::gemv_defines;
+pub use gemm::{Products, gemv_defines};
 pub use gpu::Gpu;
 pub use library::available;
 pub use memory::Buffer;
@@ -83,6 +83,8 @@ pub struct CudaOptions {
     pub l2: L2,
     /// Measure the algorithms of matrix products again.
     pub retune: bool,
+    /// Who computes the products.
+    pub products: Products,
 }
 
 /// A GPU that holds one model and its KV pool.
@@ -113,7 +115,7 @@ impl CudaDevice {
         supported(spec)?;
         let kernels = Rc::new(Kernels::new(gpu, options.dtype)?);
         let weights = weights::load(&kernels, spec, weights, options.dtype)?;
-        let gemm = Gemm::new(&kernels, options.dtype)?;
+        let gemm = Gemm::new(&kernels, options.dtype, options.products)?;
         let act = |&(act, width): &(super::Act, usize)| {
             let buffer =
                 Buffer::new(gpu, options.max_tokens * width * 2, "activations (--max-num-batched-tokens)")?;

@@ -47,7 +47,8 @@ impl Tuner {
     pub(super) fn new(gemm: &Gemm, retune: bool) -> Self {
         let gpu = gemm.gpu();
         let (driver, library, kernels) = (gpu.driver, Gemm::version(), kernels_hash());
-        let key = format!("{} {driver} {library} {kernels} {:?}", gpu.name, gemm.dtype);
+        let (dtype, products) = (gemm.dtype, gemm.products);
+        let key = format!("{} {driver} {library} {kernels} {dtype:?} {products:?}", gpu.name);
         Self { key, folder: cache::folder().map(|folder| folder.join("gemm")), retune }
     }
 
