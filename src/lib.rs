@@ -20,8 +20,9 @@
 //! | [`model`] | configuration to layers and weights, and the forward over `Ops` | backend, batch, case, units |
 //! | [`measure`] | the timing protocol | backend, stats, units |
 //! | [`measure::criterion`] | the only place that names criterion | backend, measure, units |
-//! | [`baseline`] | saved baselines, their sidecars, their safety | measure, stats |
-//! | [`report`] | the plan and the results file | baseline, batch, case, measure, stats, units |
+//! | [`profile`] | kernels of traced replays | backend, units |
+//! | [`baseline`] | saved baselines, their sidecars, their safety | backend, measure, profile, stats |
+//! | [`report`] | the plan, the results file, the pages | baseline, batch, case, measure, profile, stats, units |
 //! | [`cli`] | the command line | backend |
 //! | [`run`] | from the command line to the exit status | everything above |
 //!
@@ -34,6 +35,7 @@ pub mod case;
 pub mod cli;
 pub mod measure;
 pub mod model;
+pub mod profile;
 pub mod report;
 pub mod run;
 pub mod shapes;

@@ -127,7 +127,7 @@ fn whole(bench: &Bench, baseline: &str) -> bool {
     };
     let times = list("times");
     let average = times.iter().zip(list("iters")).map(|(time, n)| time / n).sum::<f64>() / times.len() as f64;
-    let replays = sidecar["ranks"][0]["latency_us"]["samples_us"].as_array().unwrap().len();
+    let replays = sidecar["runs"][0]["ranks"][0]["samples_us"].as_array().unwrap().len();
     (average / mean - 1.0).abs() < 1e-9 && replays == 20
 }
 

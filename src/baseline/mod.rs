@@ -3,13 +3,14 @@
 pub mod commit;
 pub mod keep;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::stats::Latency;
+use crate::stats::verdict;
 
 /// The sidecar's name beside Criterion's files.
 pub const SIDECAR: &str = "forward.json";
@@ -105,19 +106,84 @@ pub struct Sidecar {
     /// The device's kernels, sensors and limits.
     #[serde(flatten)]
     pub around: crate::measure::limits::Surroundings,
-    /// Median over all replays in microseconds; each replay is the maximum over ranks.
+    /// The device's choices among ways to compute the same, by what they compute.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub choices: BTreeMap<String, String>,
+    /// Hash of what tracked files differ from the commit in; none where they do not.
+    #[serde(default)]
+    pub dirty_diff: Option<String>,
+    /// Median of the runs' medians in microseconds.
     pub median_us: f64,
-    /// One entry a rank.
-    pub ranks: Vec<RankTimes>,
+    /// One entry a process that measured; Criterion's own files are the last one's.
+    pub runs: Vec<Run>,
     /// The protocol's checks.
     pub checks: crate::measure::Checks,
+    /// What it was compared with when it was measured.
+    #[serde(default)]
+    pub compared: Option<Compared>,
+    /// Kernels by rank, where they were traced.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<crate::profile::Profile>,
+}
+
+/// What one process measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// When, RFC 3339 in UTC.
+    pub date: String,
+    /// Replays of a sample.
+    pub iters: usize,
+    /// Median over all replays in microseconds; each replay is the maximum over ranks.
+    pub median_us: f64,
+    /// (max − min of the samples' medians) / median, in percent.
+    pub spread_pct: f64,
+    /// The device's sensors, directly after the timed replays.
+    pub telemetry: Option<crate::backend::Telemetry>,
+    /// One entry a rank.
+    pub ranks: Vec<RankTimes>,
+}
+
+impl Run {
+    /// What a verdict takes: each replay the maximum over ranks, with the clock of the rank that it is from.
+    #[must_use]
+    pub fn for_verdict(&self) -> verdict::Run {
+        let replays = self.ranks.iter().map(|rank| rank.samples_us.len()).min().unwrap_or_default();
+        let clocks = !self.ranks.is_empty() && self.ranks.iter().all(|rank| rank.clock_mhz.is_some());
+        let mut run = verdict::Run { iters: self.iters, ..verdict::Run::default() };
+        for replay in 0..replays {
+            let slowest =
+                self.ranks.iter().max_by(|a, b| a.samples_us[replay].total_cmp(&b.samples_us[replay]));
+            let Some(rank) = slowest else { break };
+            run.times_us.push(rank.samples_us[replay]);
+            let clock = rank.clock_mhz.as_ref().filter(|_| clocks).and_then(|clock| clock.get(replay));
+            run.clock_mhz.extend(clock);
+        }
+        run
+    }
+}
+
+/// A comparison, kept with the side that was measured later.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Compared {
+    /// The baseline's name.
+    pub baseline: String,
+    /// The commit that it was measured at.
+    pub commit: Option<String>,
+    /// When it was measured.
+    pub date: String,
+    /// Its median in microseconds.
+    pub median_us: f64,
+    /// What came of it.
+    pub verdict: verdict::Verdict,
 }
 
 /// One rank's replays.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
-    /// Times and their summary.
-    pub latency_us: Latency,
+    /// What the times were read from.
+    pub timer: String,
+    /// Every replay in order, in microseconds.
+    pub samples_us: Vec<f64>,
     /// The device's clock over each replay in MHz, where it can be read.
     pub clock_mhz: Option<Vec<f64>>,
 }

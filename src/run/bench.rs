@@ -1,5 +1,6 @@
 //! Measuring the selected cases: groups for Criterion, one prepared capture a case, and what is saved of it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::backend;
@@ -12,7 +13,7 @@ use super::suite::Entry;
 use super::surroundings::{self, Reading};
 use super::{CASE, Failure, REGRESSION, one_line};
 use crate::backend::{Capture, Replay, Sensors};
-use crate::baseline::{Configuration, RankTimes, Sidecar, Store, commit};
+use crate::baseline::{Configuration, RankTimes, Run, Sidecar, Store, commit};
 use crate::batch::Batch;
 use crate::case::Case;
 use crate::cli::{Cli, Mode};
@@ -321,12 +322,24 @@ impl Bench<'_> {
             seed: self.cli.seed,
             driver,
             around: measured.around.clone(),
+            choices: BTreeMap::new(),
+            dirty_diff: None,
             median_us: measured.latency.median,
-            ranks: vec![RankTimes {
-                latency_us: measured.latency.clone(),
-                clock_mhz: clocks(&measured.replays),
+            runs: vec![Run {
+                date: now(),
+                iters: self.cli.iters as usize,
+                median_us: measured.latency.median,
+                spread_pct: measured.latency.sample_spread_pct,
+                telemetry: measured.around.telemetry.clone(),
+                ranks: vec![RankTimes {
+                    timer: measured.latency.timer.clone(),
+                    samples_us: measured.latency.samples_us.clone(),
+                    clock_mhz: clocks(&measured.replays),
+                }],
             }],
             checks: measured.checks.clone(),
+            compared: None,
+            profiles: Vec::new(),
         };
         for baseline in [Some("new"), self.cli.saved_baseline()].into_iter().flatten() {
             self.store.write_sidecar(baseline, &sidecar)?;

@@ -1,5 +1,7 @@
 //! Statistics of replays: what one case's times amount to.
 
+pub mod verdict;
+
 use serde::{Deserialize, Serialize};
 
 use crate::units::Nanos;
