@@ -289,6 +289,11 @@ pub trait Device {
         None
     }
 
+    /// Its choices among ways to compute the same that steps of so many tokens use, by what they compute.
+    fn choices(&self, _tokens: usize) -> std::collections::BTreeMap<String, String> {
+        std::collections::BTreeMap::new()
+    }
+
     /// Reads its sensors, where it has any; not to be called while something is timed.
     fn sensors(&self) -> Option<Sensors> {
         None

@@ -1,6 +1,7 @@
 //! Names of baselines that are commits: `@HEAD` and `@REV`, asked of git.
 
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 use super::{BaselineError, Store};
 
@@ -75,4 +76,23 @@ pub fn name_to_read(name: &str, store: &Store) -> Result<String, BaselineError> 
             )))
         }
     }
+}
+
+/// A hash of what tracked files differ from HEAD in, as git hashes a file's contents; none where they do not, or outside git.
+#[must_use]
+pub fn dirty_diff() -> Option<String> {
+    let diff = Command::new("git").args(["diff", "--binary", "HEAD"]).output().ok()?.stdout;
+    if diff.is_empty() {
+        return None;
+    }
+    let mut hash = Command::new("git")
+        .args(["hash-object", "--stdin"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .ok()?;
+    let written = hash.stdin.take()?.write_all(&diff);
+    let output = hash.wait_with_output().ok()?;
+    written.ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -25,7 +25,7 @@ struct Kept {
 }
 
 /// Whether a name that a file gives stays within the folder that it is joined to.
-fn is_plain(name: &str) -> bool {
+pub(super) fn is_plain(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
 }
 
@@ -51,7 +51,10 @@ fn read_folder(folder: &Path) -> Result<Option<BTreeMap<String, String>>, Baseli
 }
 
 /// Makes a folder hold exactly these files.
-fn write_folder(folder: &Path, files: Option<&BTreeMap<String, String>>) -> Result<(), BaselineError> {
+pub(super) fn write_folder(
+    folder: &Path,
+    files: Option<&BTreeMap<String, String>>,
+) -> Result<(), BaselineError> {
     if folder.exists() {
         fs::remove_dir_all(folder).map_err(at(folder))?;
     }

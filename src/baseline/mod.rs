@@ -2,6 +2,8 @@
 
 pub mod commit;
 pub mod keep;
+pub mod targets;
+pub mod transfer;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -267,6 +269,13 @@ impl Store {
             .flat_map(|group| folders(group))
             .flat_map(|model| folders(&model))
             .collect()
+    }
+
+    /// The ids of all benchmarks: `group/model/case`.
+    #[must_use]
+    pub fn ids(&self) -> Vec<String> {
+        let id = |folder: &PathBuf| Some(folder.strip_prefix(&self.home).ok()?.to_str()?.to_owned());
+        self.benchmarks().iter().filter_map(id).collect()
     }
 
     /// Reads a baseline's sidecar; `None` if there is none.

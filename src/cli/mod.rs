@@ -1,5 +1,6 @@
 //! The command line: our flags and Criterion's in one `--help`.
 
+mod comparison;
 mod passed_on;
 
 use std::path::PathBuf;
@@ -7,11 +8,12 @@ use std::path::PathBuf;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use serde::{Deserialize, Serialize};
 
+pub use comparison::{ComparisonArgs, Field};
 pub use passed_on::CriterionArgs;
 
 use crate::backend::{KvInit, L2};
 
-const HEADINGS: [&str; 4] = ["Cases", "Model", "Measurement", "Criterion"];
+const HEADINGS: [&str; 5] = ["Cases", "Model", "Measurement", "Baselines and verdicts", "Criterion"];
 
 /// Times the forward pass of a language model on exact batch shapes, and compares the times with saved baselines.
 #[derive(Debug, Clone, Parser, Serialize, Deserialize)]
@@ -130,16 +132,18 @@ pub struct Cli {
     /// Write all results to this file
     #[arg(long, value_name = "FILE", help_heading = HEADINGS[2])]
     pub output_json: Option<PathBuf>,
-    /// Compare with a baseline although this differs: backend, device, dtype, model, layout or draws; repeatable
-    #[arg(long, value_enum, value_name = "FIELD", value_delimiter = ',', help_heading = HEADINGS[2])]
-    pub allow_mismatch: Vec<Field>,
-    /// Exit 1 if a case's median is slower than its baseline by more than this many percent [default: 5]
-    #[arg(long, value_name = "PCT", num_args = 0..=1, require_equals = true,
-          default_missing_value = "5", help_heading = HEADINGS[2])]
-    pub fail_on_regression: Option<f64>,
 
     #[command(flatten)]
+    pub comparison: ComparisonArgs,
+    #[command(flatten)]
     pub criterion: CriterionArgs,
+
+    /// What a process that measures for another one is to do with it.
+    #[arg(skip)]
+    pub part: Part,
+    /// The flags that decide what is measured and how, as they were given.
+    #[arg(skip)]
+    pub given: Vec<String>,
 }
 
 const AFTER_HELP: &str = "\
@@ -151,6 +155,15 @@ Examples:
 
 Exit status: 0 fine, 1 a regression that was asked to be fatal, 2 bad usage or a bad file, 3 a case could
 not run or failed a check.";
+
+/// A process's part in a measurement that several share.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Part {
+    /// Write the runs to this file and save nothing: a later process saves.
+    pub gather_into: Option<PathBuf>,
+    /// Files of runs that earlier processes gathered.
+    pub earlier: Vec<PathBuf>,
+}
 
 /// How `--plan` prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -195,24 +208,6 @@ pub enum BackendArg {
     Cpu,
 }
 
-/// A part of a configuration that two compared runs must share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Field {
-    /// Kind of device.
-    Backend,
-    /// Its name and number of threads or multiprocessors.
-    Device,
-    /// Type of weights and KV.
-    Dtype,
-    /// The model's configuration after overrides, and where its weights come from.
-    Model,
-    /// Ranks and block size.
-    Layout,
-    /// Requests after jitter, and what the KV cache held.
-    Draws,
-}
-
 /// What this process is to do with the benchmarks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -239,6 +234,7 @@ impl Cli {
         });
         let matches = command.get_matches_from(expand(arguments));
         let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        cli.given = given(&matches);
         if under_a_launcher() && !cli.criterion.test && !cli.criterion.list {
             cli.criterion.bench = true;
         }
@@ -279,6 +275,33 @@ impl Cli {
     }
 }
 
+/// The flags on the command line that decide what a case's measurement is: those of the model and of the measurement, and
+/// Criterion's own of sampling; neither which cases there are nor what becomes of the results.
+fn given(matches: &clap::ArgMatches) -> Vec<String> {
+    const SAMPLING: [&str; 4] = ["sample_size", "warm_up_time", "measurement_time", "nresamples"];
+    const NOT: [&str; 4] = ["model", "output_json", "verify", "verify_tolerance"];
+    let decides = |argument: &clap::Arg| {
+        let id = argument.get_id().as_str();
+        let heading = argument.get_help_heading().unwrap_or_default();
+        id == "seed"
+            || SAMPLING.contains(&id)
+            || (HEADINGS[1..3].contains(&heading) && !NOT.contains(&id) && !id.starts_with("profile"))
+    };
+    let command = Cli::command();
+    let on_the_line = |argument: &&clap::Arg| {
+        let source = matches.value_source(argument.get_id().as_str());
+        decides(argument) && source == Some(clap::parser::ValueSource::CommandLine)
+    };
+    let text = |argument: &clap::Arg| {
+        let flag = format!("--{}", argument.get_long().unwrap_or_default());
+        let values = matches.get_raw(argument.get_id().as_str()).into_iter().flatten();
+        let values = values.filter(|_| argument.get_action().takes_values());
+        let values: Vec<String> = values.map(|value| format!("{flag}={}", value.to_string_lossy())).collect();
+        if values.is_empty() { vec![flag] } else { values }
+    };
+    command.get_arguments().filter(on_the_line).flat_map(text).collect()
+}
+
 /// Writes `-tp N`, `-tp=N`, `-dp`, `-pp` and `-ep` as their long forms, and gives `--fail-on-regression` its value
 /// only where a number follows; what comes after `--` is left alone.
 fn expand(arguments: impl Iterator<Item = String>) -> Vec<String> {
@@ -292,7 +315,7 @@ fn expand(arguments: impl Iterator<Item = String>) -> Vec<String> {
         }
         if argument == "--fail-on-regression" {
             let number = arguments.next_if(|next| next.parse::<f64>().is_ok());
-            expanded.push(format!("{argument}={}", number.as_deref().unwrap_or("5")));
+            expanded.push(number.map_or_else(|| argument.clone(), |number| format!("{argument}={number}")));
             continue;
         }
         let (flag, value) = match argument.split_once('=') {

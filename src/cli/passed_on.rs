@@ -6,7 +6,7 @@ use super::HEADINGS;
 
 /// The flags that Criterion knows, with its names, values and conflicts.
 #[derive(Debug, Clone, clap::Args, Serialize, Deserialize)]
-#[command(next_help_heading = HEADINGS[3])]
+#[command(next_help_heading = HEADINGS[4])]
 pub struct CriterionArgs {
     /// Save the results as this baseline; @HEAD is the commit
     #[arg(short = 's', long, value_name = "NAME")]

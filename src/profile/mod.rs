@@ -1,5 +1,7 @@
 //! Which kernels a forward spends its time in, from replays that are traced after all timing is done.
 
+pub mod diff;
+
 use serde::{Deserialize, Serialize};
 
 /// The kernels of a case on one rank, averaged over the traced replays: `<case>.rank<r>.kernels.json`.

@@ -2,3 +2,4 @@
 
 pub mod plan;
 pub mod results;
+pub mod verdicts;

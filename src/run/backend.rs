@@ -98,6 +98,11 @@ impl Backend {
         if *self == Self::Cpu { 5.0 } else { 0.5 }
     }
 
+    /// What two runs of the same code may differ by, in percent, where a side has one run.
+    pub fn single_run_noise_pct(&self) -> f64 {
+        if *self == Self::Cpu { 5.0 } else { 2.0 }
+    }
+
     /// Opens the device and gives it a model.
     pub fn open(&self, cli: &Cli, model_name: &str, model: &Model) -> Result<Box<dyn Device>, BackendError> {
         let kv = kv_bytes(cli).map_err(|failure| BackendError::Unsupported(failure.message))?;

@@ -9,19 +9,23 @@ use super::compare::Baselines;
 use super::device::{self, Loaded};
 use super::output;
 use super::progress::Progress;
+use super::sidecar::{self, Earlier, Measured, Origin, now};
 use super::suite::Entry;
 use super::surroundings::{self, Reading};
+use super::targets::Targets;
+use super::verdicts::{Verdicts, Version, compared};
 use super::{CASE, Failure, REGRESSION, one_line};
 use crate::backend::{Capture, Replay, Sensors};
-use crate::baseline::{Configuration, RankTimes, Run, Sidecar, Store, commit};
+use crate::baseline::{Configuration, Sidecar, Store};
 use crate::batch::Batch;
 use crate::case::Case;
 use crate::cli::{Cli, Mode};
 use crate::measure::criterion::{Call, Group, Harness, Sampling, measured};
 use crate::measure::limits::Surroundings;
-use crate::measure::{self, Checks, Prepared};
+use crate::measure::{self, Prepared};
 use crate::report::results::{CaseResult, RankResult};
-use crate::stats::Latency;
+use crate::report::verdicts::Metric;
+use crate::stats::{Latency, median};
 use crate::units::Tokens;
 
 /// Criterion asserts on fewer.
@@ -50,20 +54,25 @@ pub fn load(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure
         }
     }
     let mut harness = Harness::from_process_arguments();
-    let mut status = 0;
+    let mut verdicts = Verdicts::default();
     let mut loaded = loaded.into_iter();
+    let old_name = cli.compared_baseline().0;
     for_each_group(&mut harness, selected, |group, entry| {
         group.bench(names(entry), entry.asked.num_tokens(), None, |_| None);
         if let Some(loaded) = loaded.next().flatten() {
-            let old = store.sidecar(&entry.id, cli.compared_baseline().0)?;
-            if baselines.report(entry, old.as_ref(), loaded.median_us) {
-                status = REGRESSION;
+            let old = store.sidecar(&entry.id, old_name)?;
+            baselines.tell(entry, old.as_ref(), loaded.median_us);
+            if let Some(old) = &old {
+                let (old, new) = (Version::of(old_name, old), Version::of(loaded_name, &loaded));
+                verdicts.judge(cli, entry, old, new)?;
             }
         }
         Ok(())
     })?;
     harness.finish();
-    Ok(status)
+    let fatal = verdicts.fatal();
+    output::summary(cli, &verdicts.finish(cli)?)?;
+    Ok(if fatal { REGRESSION } else { 0 })
 }
 
 /// Measures, tests or profiles the selected cases.
@@ -76,8 +85,14 @@ pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure>
         baselines,
         loaded: None,
         ceilings: Known::default(),
-        commit: commit::head(),
+        origin: Origin::ask(),
+        targets: Targets::open(cli, selected)?,
+        kernels: None,
+        earlier: sidecar::earlier(cli)?,
+        gathered: Earlier::new(),
+        verdicts: Verdicts::default(),
         results: Vec::new(),
+        metrics: Vec::new(),
         status: 0,
     };
     bench.refuse_mismatches(selected)?;
@@ -86,8 +101,7 @@ pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure>
     if cli.mode() == Mode::Measure {
         harness.finish();
     }
-    bench.write_results()?;
-    Ok(bench.status)
+    bench.finish()
 }
 
 /// Calls `each` for every entry within its Criterion group. Entries of one group follow each other.
@@ -118,17 +132,15 @@ struct Bench<'a> {
     baselines: Baselines<'a>,
     loaded: Option<Loaded>,
     ceilings: Known,
-    commit: Option<String>,
+    origin: Origin,
+    targets: Targets<'a>,
+    kernels: Option<String>,
+    earlier: Earlier,
+    gathered: Earlier,
+    verdicts: Verdicts,
     results: Vec<CaseResult>,
+    metrics: Vec<Metric>,
     status: u8,
-}
-
-/// A measured case.
-struct Measured {
-    replays: Vec<Replay>,
-    latency: Latency,
-    checks: Checks,
-    around: Surroundings,
 }
 
 impl Bench<'_> {
@@ -186,7 +198,8 @@ impl Bench<'_> {
         let batch = loaded.batch(self.cli, entry, plan)?;
         let costs = plan.costs(backend::of(self.cli)?);
         let measures = self.cli.mode() == Mode::Measure;
-        let ceilings = if measures { self.ceilings.before(loaded.device(), &costs)? } else { None };
+        let shows_floors = measures && self.cli.part.gather_into.is_none();
+        let ceilings = if shows_floors { self.ceilings.before(loaded.device(), &costs)? } else { None };
         let configuration = device::configuration(self.cli, entry, plan)?;
         let sensors = loaded.device().sensors();
         let measured = loaded.with_capture(&batch, |capture| {
@@ -194,10 +207,21 @@ impl Bench<'_> {
         })?;
         let Some((mut measured, old)) = measured else { return Ok(()) };
         measured.around.kernels = loaded.kernels_hash();
+        self.kernels = measured.around.kernels.clone();
+        measured.choices = loaded.device().choices(batch.num_tokens());
         let floors = ceilings.map(|before| before.after(loaded.device(), &costs)).transpose();
         measured.around.floors = floors.map_err(|error| Failure::case(format!("the ceilings: {error}")))?;
-        self.save(entry, &configuration, loaded.info().driver.clone(), &measured)?;
-        self.tell(entry, &batch, &measured, old.as_ref())?;
+        self.tell(entry, &batch, &measured)?;
+        if let Some(path) = &self.cli.part.gather_into {
+            self.gathered.insert(entry.id.clone(), vec![measured.run(self.cli)]);
+            output::gathered(path, &self.gathered)?;
+            return self.baselines.after(entry);
+        }
+        let driver = loaded.info().driver.clone();
+        let runs = self.judge_and_save(entry, &configuration, driver, &measured, old.as_ref())?;
+        self.targets.add(entry, &measured, median(&runs).unwrap_or(measured.latency.median));
+        let tokens_per_second = tokens_per_second(&batch, &measured.latency);
+        self.metrics.push(Metric { id: entry.id.clone(), medians_us: runs, tokens_per_second });
         self.results.push(self.result(entry, &plan.case, &batch, configuration, measured));
         Ok(())
     }
@@ -273,7 +297,8 @@ impl Bench<'_> {
         let latency = Latency::of(capture.timer(), &measure::times(&replays), self.cli.iters as usize);
         let telemetry = reading.telemetry.or_else(|| sensors.map(|read| read()));
         let around = Surroundings { telemetry, ..Surroundings::default() };
-        Ok(Measured { replays, latency, checks: prepared.checks, around })
+        let (checks, choices) = (prepared.checks, BTreeMap::new());
+        Ok(Measured { replays, latency, checks, around, choices })
     }
 
     fn sampling(&self, replays: u64, wall: Duration) -> Sampling {
@@ -303,59 +328,43 @@ impl Bench<'_> {
         Ok(replays)
     }
 
-    fn save(
-        &self,
+    /// Compares a case, and saves it unless nothing is to be saved; returns the medians of its runs in microseconds.
+    fn judge_and_save(
+        &mut self,
         entry: &Entry,
         configuration: &Configuration,
         driver: Option<String>,
         measured: &Measured,
-    ) -> Result<(), Failure> {
-        if self.cli.criterion.discard_baseline {
-            return self.baselines.after(entry);
-        }
-        let sidecar = Sidecar {
-            id: entry.id.clone(),
-            date: now(),
-            commit: self.commit.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            configuration: configuration.clone(),
-            seed: self.cli.seed,
-            driver,
-            around: measured.around.clone(),
-            choices: BTreeMap::new(),
-            dirty_diff: None,
-            median_us: measured.latency.median,
-            runs: vec![Run {
-                date: now(),
-                iters: self.cli.iters as usize,
-                median_us: measured.latency.median,
-                spread_pct: measured.latency.sample_spread_pct,
-                telemetry: measured.around.telemetry.clone(),
-                ranks: vec![RankTimes {
-                    timer: measured.latency.timer.clone(),
-                    samples_us: measured.latency.samples_us.clone(),
-                    clock_mhz: clocks(&measured.replays),
-                }],
-            }],
-            checks: measured.checks.clone(),
-            compared: None,
-            profiles: Vec::new(),
+        old: Option<&Sidecar>,
+    ) -> Result<Vec<f64>, Failure> {
+        let mut runs = self.earlier.remove(&entry.id).unwrap_or_default();
+        runs.push(measured.run(self.cli));
+        let medians: Vec<f64> = runs.iter().map(|run| run.median_us).collect();
+        self.baselines.tell(entry, old, median(&medians).unwrap_or(measured.latency.median));
+        let old_name = self.cli.compared_baseline().0;
+        let compared = match old {
+            Some(old) => {
+                let name = self.cli.saved_baseline().unwrap_or("new");
+                let commit = self.origin.commit.as_deref();
+                let new = Version { name, commit, runs: &runs, profiles: &[] };
+                let verdict = self.verdicts.judge(self.cli, entry, Version::of(old_name, old), new)?;
+                verdict.map(|verdict| compared(old_name, old, verdict))
+            }
+            None => None,
         };
-        for baseline in [Some("new"), self.cli.saved_baseline()].into_iter().flatten() {
-            self.store.write_sidecar(baseline, &sidecar)?;
+        if !self.cli.criterion.discard_baseline {
+            let of = (self.cli, entry);
+            let sidecar = self.origin.sidecar(of, configuration, driver, measured, (runs, compared));
+            for baseline in [Some("new"), self.cli.saved_baseline()].into_iter().flatten() {
+                self.store.write_sidecar(baseline, &sidecar)?;
+            }
         }
         self.baselines.after(entry)?;
-        Ok(())
+        Ok(medians)
     }
 
     /// The lines under Criterion's.
-    fn tell(
-        &mut self,
-        entry: &Entry,
-        batch: &Batch,
-        measured: &Measured,
-        old: Option<&Sidecar>,
-    ) -> Result<(), Failure> {
+    fn tell(&self, entry: &Entry, batch: &Batch, measured: &Measured) -> Result<(), Failure> {
         let limit = backend::of(self.cli)?.spread_limit_pct();
         let latency = &measured.latency;
         let rate = tokens_per_second(batch, latency);
@@ -372,9 +381,6 @@ impl Bench<'_> {
         for line in surroundings::lines(&measured.around, latency.median, &measured.replays) {
             eprintln!("{}: {line}", entry.id);
         }
-        if self.baselines.report(entry, old, latency.median) {
-            self.status = self.status.max(REGRESSION);
-        }
         Ok(())
     }
 
@@ -386,7 +392,8 @@ impl Bench<'_> {
         configuration: Configuration,
         measured: Measured,
     ) -> CaseResult {
-        let Measured { replays, latency, checks, around } = measured;
+        let clock_mhz = measured.clocks();
+        let Measured { latency, checks, around, .. } = measured;
         CaseResult {
             case: case.name.clone(),
             requests: case.requests.iter().map(Into::into).collect(),
@@ -394,7 +401,7 @@ impl Bench<'_> {
             id: entry.id.clone(),
             tokens_per_second: tokens_per_second(batch, &latency),
             configuration,
-            commit: self.commit.clone(),
+            commit: self.origin.commit.clone(),
             date: now(),
             seed: self.cli.seed,
             ranks: vec![RankResult {
@@ -406,31 +413,33 @@ impl Bench<'_> {
                 batch_order: batch.order.clone(),
                 timing_scope: "forward",
                 checks,
-                clock_mhz: clocks(&replays),
+                clock_mhz,
                 latency_us: latency,
                 around,
             }],
         }
     }
 
-    fn write_results(&self) -> Result<(), Failure> {
-        match &self.cli.output_json {
-            Some(path) if self.cli.mode() == Mode::Measure => output::write(path, &self.results),
-            _ => Ok(()),
+    /// Writes what was asked for, and returns the exit status.
+    fn finish(mut self) -> Result<u8, Failure> {
+        if self.cli.mode() != Mode::Measure || self.cli.part.gather_into.is_some() {
+            return Ok(self.status);
         }
+        if let Some(path) = &self.cli.output_json {
+            output::write(path, &self.results)?;
+        }
+        if let Some(path) = &self.cli.comparison.output_bmf {
+            output::bmf(path, &self.metrics)?;
+        }
+        let missed = self.targets.finish(&self.origin, self.kernels.as_deref())?;
+        if missed || self.verdicts.fatal() {
+            self.status = self.status.max(REGRESSION);
+        }
+        output::summary(self.cli, &self.verdicts.finish(self.cli)?)?;
+        Ok(self.status)
     }
-}
-
-fn clocks(replays: &[Replay]) -> Option<Vec<f64>> {
-    replays.iter().map(|replay| replay.clock_mhz).collect()
 }
 
 fn tokens_per_second(batch: &Batch, latency: &Latency) -> f64 {
     batch.num_tokens() as f64 / latency.median * 1e6
-}
-
-/// The time, RFC 3339 in UTC, to the second.
-fn now() -> String {
-    let now = jiff::Timestamp::now();
-    jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
 }

@@ -60,7 +60,7 @@ impl<'a> Baselines<'a> {
     /// What a saved baseline was measured on; refuses one that does not say, unless everything may differ.
     pub fn sidecar_of(&self, entry: &Entry, name: &str) -> Result<Option<Sidecar>, Failure> {
         let sidecar = self.store.sidecar(&entry.id, name)?;
-        if sidecar.is_none() && self.cli.allow_mismatch.len() < FIELDS.len() {
+        if sidecar.is_none() && self.cli.comparison.allow_mismatch.len() < FIELDS.len() {
             return Err(Failure::usage(format!("{}: baseline {name} {}", entry.id, unknown())));
         }
         Ok(sidecar)
@@ -68,7 +68,8 @@ impl<'a> Baselines<'a> {
 
     /// Why the two must not be compared: the first field that differs and is not allowed to.
     fn mismatch(&self, configuration: &Configuration, old: Option<&Sidecar>) -> Option<String> {
-        let allowed = |field: &str| self.cli.allow_mismatch.iter().any(|allowed| name(*allowed) == field);
+        let allowed =
+            |field: &str| self.cli.comparison.allow_mismatch.iter().any(|allowed| name(*allowed) == field);
         let Some(old) = old else {
             return (!FIELDS.iter().all(|field| allowed(field))).then(unknown);
         };
@@ -120,13 +121,13 @@ impl<'a> Baselines<'a> {
         Ok(self.store.release(&entry.id)?)
     }
 
-    /// Says what a case was compared with and how its median moved; returns whether that is a regression that is fatal.
-    pub fn report(&self, entry: &Entry, old: Option<&Sidecar>, median_us: f64) -> bool {
+    /// Says what a case was compared with and how its median moved.
+    pub fn tell(&self, entry: &Entry, old: Option<&Sidecar>, median_us: f64) {
         let Some(old) = old else {
-            if self.cli.fail_on_regression.is_some() {
+            if self.cli.comparison.fail_on_regression.is_some() {
                 eprintln!("warning: {}: --fail-on-regression had no baseline to compare with", entry.id);
             }
-            return false;
+            return;
         };
         let change = (median_us / old.median_us - 1.0) * 100.0;
         let (name, _) = self.cli.compared_baseline();
@@ -136,12 +137,6 @@ impl<'a> Baselines<'a> {
             "{}: compared with baseline {name} ({commit}, {}): median {:.1} µs, now {change:+.2} %",
             entry.id, old.date, old.median_us
         );
-        let fatal = self.cli.fail_on_regression.is_some_and(|limit| change > limit);
-        if fatal {
-            let limit = self.cli.fail_on_regression.unwrap_or_default();
-            eprintln!("regression: {}: slower by {change:.2} %, more than {limit} %", entry.id);
-        }
-        fatal
     }
 }
 

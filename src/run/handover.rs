@@ -13,6 +13,9 @@ use crate::cli::Cli;
 /// Carries the whole command line to the second stage, which removes it at once.
 const HANDED_OVER: &str = "FORWARD_BENCH_HANDED_OVER";
 
+/// The arguments as the user gave them, as a JSON list, for what is written about the run.
+pub const COMMAND_LINE: &str = "FORWARD_BENCH_COMMAND_LINE";
+
 /// The process's arguments.
 pub fn arguments() -> Result<Vec<String>, Failure> {
     let text = |argument: std::ffi::OsString| {
@@ -37,27 +40,34 @@ pub fn received() -> Option<Result<Cli, Failure>> {
     Some(serde_json::from_slice(text.as_encoded_bytes()).map_err(broken))
 }
 
-/// Replaces this process with itself, given what Criterion knows; returns only if that fails.
+/// Of a second stage that does not start.
+fn not_again(why: impl std::fmt::Display) -> Failure {
+    Failure::usage(format!("this program could not start itself again: {why}"))
+}
+
+/// Replaces this process with its second stage; returns only if that fails.
 pub fn replace_process(cli: &Cli, home: &Path) -> Failure {
-    let failed = |what: String| Failure::usage(format!("this program could not start itself again: {what}"));
-    let handed_over = match serde_json::to_string(cli) {
-        Ok(text) => text,
-        Err(error) => return failed(error.to_string()),
-    };
-    let executable = match std::env::current_exe() {
-        Ok(path) => path,
-        Err(error) => return failed(error.to_string()),
-    };
-    let mut command = Command::new(executable);
+    match command(cli, home) {
+        Ok(mut command) => not_again(std::os::unix::process::CommandExt::exec(&mut command)),
+        Err(failure) => failure,
+    }
+}
+
+/// This program's second stage, given what Criterion knows.
+pub fn command(cli: &Cli, home: &Path) -> Result<Command, Failure> {
+    let handed_over = serde_json::to_string(cli).map_err(not_again)?;
+    let given: Vec<String> = arguments()?.into_iter().skip(1).collect();
+    let mut command = Command::new(std::env::current_exe().map_err(not_again)?);
     command
         .args(cli.criterion.to_arguments(cli.filter.as_deref()))
         .env(HANDED_OVER, handed_over)
+        .env(COMMAND_LINE, serde_json::to_string(&given).map_err(not_again)?)
         .env("CRITERION_HOME", home)
         .env_remove("CARGO_CRITERION_PORT");
     if let Some(name) = std::env::args_os().next() {
         std::os::unix::process::CommandExt::arg0(&mut command, name);
     }
-    failed(std::os::unix::process::CommandExt::exec(&mut command).to_string())
+    Ok(command)
 }
 
 /// The folder that Criterion itself would write to, made absolute.

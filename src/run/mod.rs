@@ -7,6 +7,7 @@
 mod backend;
 mod bench;
 mod ceilings;
+mod children;
 mod compare;
 mod device;
 mod handover;
@@ -14,9 +15,15 @@ mod ids;
 mod output;
 mod plan;
 mod progress;
+mod project;
 mod refuse;
+mod repeat;
+mod sidecar;
 mod suite;
 mod surroundings;
+mod targets;
+mod transfer;
+mod verdicts;
 mod verify;
 
 use std::process::ExitCode;
@@ -41,6 +48,8 @@ const REGRESSION: u8 = 1;
 const USAGE: u8 = 2;
 /// A case could not run or failed a check.
 const CASE: u8 = 3;
+/// Ended by ctrl-C, as shells have it.
+const INTERRUPTED: u8 = 130;
 
 impl Failure {
     fn usage(message: impl Into<String>) -> Self {
@@ -90,6 +99,10 @@ fn first_stage() -> Result<u8, Failure> {
     if let Some(expected) = &cli.verify {
         return verify::run(&cli, expected);
     }
+    let home = handover::criterion_home();
+    if let Some(status) = transfer::run(&cli, &Store { home: home.clone() })? {
+        return Ok(status);
+    }
     let suite = load_suite(&cli)?;
     if let Some(format) = cli.plan {
         let selected = suite.select(&cli, false)?;
@@ -102,16 +115,16 @@ fn first_stage() -> Result<u8, Failure> {
         device::check_settings(&cli, &selected)?;
         device::warn_of_length(&cli, &selected);
     }
-    let home = handover::criterion_home();
     name_baselines(&mut cli, &Store { home: home.clone() })?;
-    if let Some(path) = &cli.output_json {
-        output::check(path)?;
-    }
+    output::check_all(&cli)?;
     say_what_has_no_effect(&cli);
     if cli.mode() == Mode::Test && !cli.criterion.test {
         eprintln!("test mode: each case runs once and nothing is timed; `cargo bench`, or --bench, measures");
     }
-    Err(handover::replace_process(&cli, &home))
+    match cli.comparison.runs {
+        Some(runs) if runs > 1 && cli.mode() == Mode::Measure => repeat::run(&cli, &home, runs),
+        _ => Err(handover::replace_process(&cli, &home)),
+    }
 }
 
 /// Flags that ask for results where nothing is measured.
@@ -121,7 +134,7 @@ fn say_what_has_no_effect(cli: &Cli) {
     }
     let flags = [
         ("--output-json", cli.output_json.is_some()),
-        ("--fail-on-regression", cli.fail_on_regression.is_some()),
+        ("--fail-on-regression", cli.comparison.fail_on_regression.is_some()),
         ("--save-baseline", cli.criterion.save_baseline.is_some()),
     ];
     for (flag, _) in flags.iter().filter(|(_, given)| *given) {
@@ -140,6 +153,7 @@ fn name_baselines(cli: &mut Cli, store: &Store) -> Result<(), Failure> {
             );
         }
     }
+    let (imports, folder) = (matches!(cli.mode(), Mode::Measure | Mode::Load), targets::device_folder(cli)?);
     let flags = &mut cli.criterion;
     if let Some(name) = &mut flags.save_baseline {
         *name = commit::name_to_save(name)?;
@@ -150,6 +164,9 @@ fn name_baselines(cli: &mut Cli, store: &Store) -> Result<(), Failure> {
     {
         *name = commit::name_to_read(name, store)?;
         check_name(name)?;
+        if imports {
+            transfer::import_committed(name, store, &folder)?;
+        }
     }
     Ok(())
 }

@@ -39,12 +39,15 @@ pub fn check_values(cli: &Cli) -> Result<(), String> {
         "a fraction in (0, 1] is needed, such as 0.9",
     )?;
     let is_percentage = |percent: f64| percent >= 0.0 && percent.is_finite();
-    require(
-        "--fail-on-regression",
-        cli.fail_on_regression,
-        is_percentage,
-        "a percentage of 0 or more is needed",
-    )?;
+    let flags = &cli.comparison;
+    let percentages = [
+        ("--fail-on-regression", flags.fail_on_regression.flatten()),
+        ("--tolerance-pct", flags.tolerance_pct),
+    ];
+    for (flag, value) in percentages {
+        require(flag, value, is_percentage, "a percentage of 0 or more is needed")?;
+    }
+    require("--runs", flags.runs, |runs| (1..=1000).contains(&runs), "1 to 1000 processes are needed")?;
     check_layout(cli)
 }
 

@@ -4,14 +4,17 @@ use std::path::{Path, PathBuf};
 
 use regex::Regex;
 
-use super::Failure;
 use super::ids::{self, component};
+use super::{Failure, project};
 use crate::case::Case;
 use crate::cli::Cli;
 use crate::shapes::{self, CASE_GROUP, ShapeFile};
 
 /// Jitter where neither the command line nor the file says.
 const DEFAULT_JITTER: f64 = 0.5;
+
+/// Tolerance where neither the command line nor the file says, in percent.
+const DEFAULT_TOLERANCE_PCT: f64 = 1.0;
 
 /// A case with its settings.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +29,8 @@ pub struct Entry {
     pub jitter: f64,
     /// Draft tokens that a request may have.
     pub num_speculative_tokens: u32,
+    /// A change must be larger than this to count, in percent.
+    pub tolerance_pct: f64,
     /// Whether `--routing` or the file asks for a routing.
     pub routing: Option<String>,
 }
@@ -141,11 +146,7 @@ fn shape_files(cli: &Cli, default_folder: &str) -> Result<Vec<ShapeFile>, Failur
 
 /// The default folder, looked for from where this was started, then beside the package that was built.
 fn find_folder(default_folder: &str) -> Result<PathBuf, Failure> {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
-    let roots = [package, Some(PathBuf::from(".")), Some(PathBuf::from(env!("CARGO_MANIFEST_DIR")))];
-    let found =
-        roots.into_iter().flatten().map(|root| root.join(default_folder)).find(|folder| folder.is_dir());
-    found.map(|folder| folder.strip_prefix(".").map(Path::to_owned).unwrap_or(folder)).ok_or_else(|| {
+    project::find(default_folder).ok_or_else(|| {
         Failure::usage(format!(
             "no folder {default_folder} here; start this in the project's folder, or name shape files by --shapes"
         ))
@@ -171,6 +172,11 @@ fn entry(cli: &Cli, file: Option<&ShapeFile>, case: &Case, default_model: &str) 
             .num_speculative_tokens
             .or_else(|| settings.and_then(|settings| settings.num_speculative_tokens))
             .unwrap_or(0),
+        tolerance_pct: cli
+            .comparison
+            .tolerance_pct
+            .or_else(|| settings.and_then(|settings| settings.tolerance_pct))
+            .unwrap_or(DEFAULT_TOLERANCE_PCT),
         routing: cli.routing.clone().or_else(|| settings.and_then(|settings| settings.routing.clone())),
         model,
     }

@@ -87,3 +87,17 @@ pub fn overall(cases: &[Sides<'_>], rules: &Rules) -> Option<Verdict> {
     let _ = (cases, rules);
     None
 }
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+impl Verdict {
+    /// One line.
+    #[must_use]
+    pub fn line(&self) -> String {
+        String::new()
+    }
+}

@@ -54,7 +54,12 @@ files! {
 /// A hash of all kernel sources: two executables with the same one run the same kernels.
 #[must_use]
 pub fn kernels_hash() -> String {
-    let texts = File::ALL.iter().map(|file| file.source().as_bytes());
+    hash_of(File::ALL)
+}
+
+/// The same of these files alone.
+pub(super) fn hash_of(files: &[File]) -> String {
+    let texts = files.iter().map(|file| file.source().as_bytes());
     cache::hash(std::iter::once(COMMON.as_bytes()).chain(texts))[..12].to_owned()
 }
 

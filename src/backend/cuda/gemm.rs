@@ -71,6 +71,13 @@ pub(super) struct Shape {
     pub bias: bool,
 }
 
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { t, n, k, bias } = self;
+        write!(f, "[{t}, {k}] x [{n}, {k}]{}", if *bias { " + bias" } else { "" })
+    }
+}
+
 /// Device addresses of a product's matrices.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Operands {

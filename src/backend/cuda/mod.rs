@@ -243,6 +243,12 @@ impl Device for CudaDevice {
         Some(&self.kernels_hash)
     }
 
+    fn choices(&self, tokens: usize) -> std::collections::BTreeMap<String, String> {
+        let chosen = self.parts.gemm.chosen.borrow();
+        let of_step = chosen.iter().filter(|(shape, _)| shape.t == tokens);
+        of_step.map(|(shape, algorithm)| (shape.to_string(), algorithm.to_text())).collect()
+    }
+
     fn sensors(&self) -> Option<Sensors> {
         let nvml = Nvml::open(&self.parts.kernels.gpu.uuid)?;
         Some(Box::new(move || nvml.read()))
