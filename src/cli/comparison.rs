@@ -19,6 +19,9 @@ pub struct ComparisonArgs {
           conflicts_with_all = ["save_baseline", "baseline", "baseline_lenient", "load_baseline", "discard_baseline",
                                 "list", "test", "profile_time", "output_json", "check_targets", "update_targets"])]
     pub against: Option<String>,
+    /// Wait for a turn on this socket before each case; for the processes of --against
+    #[arg(long, value_name = "SOCKET", hide = true)]
+    pub take_turns: Option<PathBuf>,
     /// A change must be larger than this to count, in percent [default: the file's, else 1]
     #[arg(long, value_name = "PCT")]
     pub tolerance_pct: Option<f64>,

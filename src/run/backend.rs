@@ -120,6 +120,21 @@ impl Backend {
     }
 }
 
+/// Memory that processes on the device can share, in bytes; none where it is not known.
+pub fn memory(cli: &Cli) -> Result<Option<u64>, Failure> {
+    Ok(match of(cli)? {
+        Backend::Cpu => available_memory(),
+        Backend::Cuda(_) => cuda::memory(cli.device),
+    })
+}
+
+/// What Linux says can be taken without swapping.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
+}
+
 /// `--kv-cache-memory-bytes`, where it is given.
 pub fn kv_bytes(cli: &Cli) -> Result<Option<Bytes>, Failure> {
     let text = cli.kv_cache_memory_bytes.as_deref();
@@ -170,6 +185,10 @@ mod cuda {
         fitting.max().map_or("smollm2-135m", |(_, name)| name)
     }
 
+    pub(super) fn memory(device: usize) -> Option<u64> {
+        cuda::total_memory(device).ok().and_then(|bytes| u64::try_from(bytes).ok())
+    }
+
     pub(super) fn device(
         cli: &Cli,
         model: &Model,
@@ -214,6 +233,10 @@ mod cuda {
 
     pub(super) fn default_model(_cli: &Cli) -> &'static str {
         "smollm2-135m"
+    }
+
+    pub(super) fn memory(_device: usize) -> Option<u64> {
+        None
     }
 
     pub(super) fn device(

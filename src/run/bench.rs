@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::against::turns::Turns;
 use super::backend;
 use super::ceilings::Known;
 use super::compare::Baselines;
@@ -86,6 +87,7 @@ pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure>
         loaded: None,
         ceilings: Known::default(),
         origin: Origin::ask(),
+        turns: cli.comparison.take_turns.as_deref().map(Turns::connect).transpose()?,
         targets: Targets::open(cli, selected)?,
         kernels: None,
         earlier: sidecar::earlier(cli)?,
@@ -133,6 +135,7 @@ struct Bench<'a> {
     loaded: Option<Loaded>,
     ceilings: Known,
     origin: Origin,
+    turns: Option<Turns>,
     targets: Targets<'a>,
     kernels: Option<String>,
     earlier: Earlier,
@@ -163,6 +166,9 @@ impl Bench<'_> {
 
     /// One case. What keeps it from being measured is printed, and the next one still runs.
     fn case(&mut self, group: &mut Group<'_>, entry: &Entry) -> Result<(), Failure> {
+        if let Some(turns) = &mut self.turns {
+            turns.wait()?;
+        }
         match self.prepare_and_measure(group, entry) {
             Ok(()) => Ok(()),
             Err(failure) if failure.status == CASE => {
@@ -198,7 +204,7 @@ impl Bench<'_> {
         let batch = loaded.batch(self.cli, entry, plan)?;
         let costs = plan.costs(backend::of(self.cli)?);
         let measures = self.cli.mode() == Mode::Measure;
-        let shows_floors = measures && self.cli.part.gather_into.is_none();
+        let shows_floors = measures && self.cli.part.gather_into.is_none() && self.turns.is_none();
         let ceilings = if shows_floors { self.ceilings.before(loaded.device(), &costs)? } else { None };
         let configuration = device::configuration(self.cli, entry, plan)?;
         let sensors = loaded.device().sensors();

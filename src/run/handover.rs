@@ -81,7 +81,7 @@ pub fn criterion_home() -> PathBuf {
 }
 
 /// Cargo's target folder, as set in the environment or configured.
-fn target_folder() -> Option<PathBuf> {
+pub fn target_folder() -> Option<PathBuf> {
     #[derive(Deserialize)]
     struct Metadata {
         target_directory: PathBuf,

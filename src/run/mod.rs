@@ -4,6 +4,7 @@
 //! stages: the first takes our flags, checks everything that can be checked without a device, and replaces the process
 //! with itself, given what Criterion knows; the second measures.
 
+mod against;
 mod backend;
 mod bench;
 mod ceilings;
@@ -120,6 +121,9 @@ fn first_stage() -> Result<u8, Failure> {
     say_what_has_no_effect(&cli);
     if cli.mode() == Mode::Test && !cli.criterion.test {
         eprintln!("test mode: each case runs once and nothing is timed; `cargo bench`, or --bench, measures");
+    }
+    if let Some(reference) = cli.comparison.against.as_ref().filter(|_| cli.mode() == Mode::Measure) {
+        return against::run(&cli, &Store { home }, reference, &selected);
     }
     match cli.comparison.runs {
         Some(runs) if runs > 1 && cli.mode() == Mode::Measure => repeat::run(&cli, &home, runs),

@@ -161,6 +161,15 @@ pub fn fits(device: usize, spec: &StepSpec, memory_utilization: f64) -> Result<b
     Ok(weights::bytes(spec) as f64 * 1.1 < total as f64 * memory_utilization)
 }
 
+/// Bytes of memory that a device has; nothing is started on it.
+///
+/// # Errors
+/// If CUDA cannot be used or there is no such device.
+pub fn total_memory(device: usize) -> Result<usize, BackendError> {
+    available()?;
+    library::guarded(|| library::total_memory(device))
+}
+
 /// What a device is; nothing is started on it.
 ///
 /// # Errors
