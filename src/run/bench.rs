@@ -8,6 +8,7 @@ use super::ceilings::Known;
 use super::compare::Baselines;
 use super::device::{self, Loaded};
 use super::output;
+use super::profiles::Profiles;
 use super::progress::Progress;
 use super::suite::Entry;
 use super::surroundings::{self, Reading};
@@ -87,6 +88,7 @@ pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure>
         harness.finish();
     }
     bench.write_results()?;
+    bench.profile(selected)?;
     Ok(bench.status)
 }
 
@@ -164,13 +166,7 @@ impl Bench<'_> {
 
     fn prepare_and_measure(&mut self, group: &mut Group<'_>, entry: &Entry) -> Result<(), Failure> {
         let plan = device::Plan::of(self.cli, entry)?;
-        let mut loaded = match self.loaded.take() {
-            Some(loaded) if loaded.fits(entry) => loaded,
-            other => {
-                drop(other); // two models at once may not fit
-                Loaded::load(self.cli, &entry.model, plan.model.clone())?
-            }
-        };
+        let mut loaded = Loaded::reuse(self.loaded.take(), self.cli, &entry.model, &plan.model)?;
         let outcome = self.with_device(group, entry, &plan, &mut loaded);
         self.loaded = Some(loaded);
         outcome
@@ -413,6 +409,20 @@ impl Bench<'_> {
         }
     }
 
+    /// The second pass, of the cases that were measured: none is timed any more.
+    fn profile(&mut self, selected: &[&Entry]) -> Result<(), Failure> {
+        let Some(folder) = self.cli.profile_dir.as_deref().filter(|_| self.cli.mode() == Mode::Measure)
+        else {
+            return Ok(());
+        };
+        let is_measured = |entry: &&&Entry| self.results.iter().any(|result| result.id == entry.id);
+        let measured: Vec<&Entry> = selected.iter().filter(is_measured).copied().collect();
+        let loaded = self.loaded.take();
+        let pass = Profiles::new(self.cli, self.store, folder, self.commit.clone(), loaded);
+        self.status = self.status.max(pass.run(&measured)?);
+        Ok(())
+    }
+
     fn write_results(&self) -> Result<(), Failure> {
         match &self.cli.output_json {
             Some(path) if self.cli.mode() == Mode::Measure => output::write(path, &self.results),
@@ -430,7 +440,7 @@ fn tokens_per_second(batch: &Batch, latency: &Latency) -> f64 {
 }
 
 /// The time, RFC 3339 in UTC, to the second.
-fn now() -> String {
+pub(super) fn now() -> String {
     let now = jiff::Timestamp::now();
     jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
 }
