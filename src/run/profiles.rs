@@ -175,7 +175,8 @@ fn lines(file: &KernelsFile) -> Vec<String> {
         format!("{us:>14.2} µs {pct:>6.2} % {:>6} × {name}", number(calls))
     };
     let mut lines = vec![head];
-    let (top, rest) = kernels.split_at(kernels.len().min(TOP));
+    // A line for one more is no shorter than that one's own.
+    let (top, rest) = kernels.split_at(if kernels.len() <= TOP + 1 { kernels.len() } else { TOP });
     lines.extend(top.iter().map(|kernel| row(kernel.us, kernel.pct, kernel.calls, &kernel.name)));
     if !rest.is_empty() {
         let sum = |value: fn(&crate::profile::KernelTime) -> f64| rest.iter().map(value).sum::<f64>();
