@@ -9,6 +9,9 @@ pub mod cpu;
 pub mod cuda;
 pub mod dummy;
 mod tape;
+mod traced;
+
+pub use traced::{Activity, Part, Traced, Tracing};
 
 use crate::batch::{Batch, KvGroup};
 use crate::units::{Bytes, Nanos};
@@ -338,6 +341,13 @@ pub trait Capture {
 
     /// Restores the state, runs the recorded forward, and times the forward alone.
     fn replay(&mut self) -> Result<Replay, BackendError>;
+
+    /// Replays the recorded step `replays` times under the device's tracer, never while anything is timed, and leaves it ready
+    /// for [`Capture::replay`]. `name` is what a profiler from outside sees these replays as.
+    fn profile(&mut self, name: &str, replays: u32) -> Result<Tracing, BackendError> {
+        let _ = (name, replays);
+        Ok(Tracing::Untraced("this device has no tracer".to_owned()))
+    }
 
     /// The step's output of the last run, `[tokens, hidden]` in batch order.
     fn output(&mut self) -> Result<Vec<f32>, BackendError>;

@@ -319,15 +319,15 @@ fn folders(parent: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// Writes a file so that a reader finds either the old or the new text, never a part.
+/// Writes a file so that a reader finds either the old or the new contents, never a part.
 ///
 /// # Errors
 /// If the disk refuses; the old file is then untouched.
-pub fn write_atomically(path: &Path, text: &str) -> Result<(), BaselineError> {
+pub fn write_atomically(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), BaselineError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.part", std::process::id()));
     let part = path.with_file_name(name);
-    let written = fs::write(&part, text).and_then(|()| fs::rename(&part, path));
+    let written = fs::write(&part, contents).and_then(|()| fs::rename(&part, path));
     if written.is_err() {
         let _ = fs::remove_file(&part);
     }

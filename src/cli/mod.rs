@@ -98,8 +98,8 @@ pub struct Cli {
     /// Compare a checkpoint's forward with hidden states computed elsewhere (input_ids, hidden), then exit; on the CPU
     /// unless --backend says otherwise
     #[arg(long, value_name = "FILE", help_heading = HEADINGS[1],
-          conflicts_with_all = ["filter", "case", "shapes", "plan", "output_json", "save_baseline", "baseline",
-                                "baseline_lenient", "load_baseline", "list", "test", "profile_time"])]
+          conflicts_with_all = ["filter", "case", "shapes", "plan", "output_json", "profile_dir", "save_baseline",
+                                "baseline", "baseline_lenient", "load_baseline", "list", "test", "profile_time"])]
     pub verify: Option<PathBuf>,
     /// Largest relative RMS of a row that --verify accepts
     #[arg(long, value_name = "RMS", default_value_t = 1e-5, help_heading = HEADINGS[1])]
@@ -132,6 +132,16 @@ pub struct Cli {
     /// Write all results to this file
     #[arg(long, value_name = "FILE", help_heading = HEADINGS[2])]
     pub output_json: Option<PathBuf>,
+    /// After all timing, trace replays of each case and write its kernels and a trace into this folder:
+    /// GROUP/MODEL/CASE.rank0.kernels.json and .trace.json.gz (for ui.perfetto.dev)
+    #[arg(long, value_name = "DIR", help_heading = HEADINGS[2])]
+    pub profile_dir: Option<PathBuf>,
+    /// Print how the kernels of two files of --profile-dir differ, the most changed first, then exit
+    #[arg(long, num_args = 2, value_names = ["A.kernels.json", "B.kernels.json"], action = clap::ArgAction::Set,
+          help_heading = HEADINGS[2],
+          conflicts_with_all = ["filter", "case", "shapes", "plan", "verify", "output_json", "profile_dir", "save_baseline",
+                                "baseline", "baseline_lenient", "load_baseline", "list", "test", "profile_time"])]
+    pub diff: Vec<PathBuf>,
 
     #[command(flatten)]
     pub comparison: ComparisonArgs,

@@ -103,6 +103,11 @@ impl Backend {
         if *self == Self::Cpu { 5.0 } else { 2.0 }
     }
 
+    /// What keeps a profile from being traced, as far as that is known before the device is opened.
+    pub fn cannot_trace(&self) -> Option<BackendError> {
+        if *self == Self::Cpu { None } else { cuda::can_trace().err() }
+    }
+
     /// Opens the device and gives it a model.
     pub fn open(&self, cli: &Cli, model_name: &str, model: &Model) -> Result<Box<dyn Device>, BackendError> {
         let kv = kv_bytes(cli).map_err(|failure| BackendError::Unsupported(failure.message))?;
@@ -168,6 +173,10 @@ mod cuda {
         cuda::info(device)
     }
 
+    pub(super) fn can_trace() -> Result<(), BackendError> {
+        cuda::can_trace()
+    }
+
     /// qwen3-8b if it fits, else the largest preset that does.
     pub(super) fn default_model(cli: &Cli) -> &'static str {
         const PREFERRED: &str = "qwen3-8b";
@@ -228,6 +237,10 @@ mod cuda {
     }
 
     pub(super) fn info(_device: usize) -> Result<DeviceInfo, BackendError> {
+        Err(absent())
+    }
+
+    pub(super) fn can_trace() -> Result<(), BackendError> {
         Err(absent())
     }
 

@@ -9,6 +9,7 @@ use super::ceilings::Known;
 use super::compare::Baselines;
 use super::device::{self, Loaded};
 use super::output;
+use super::profiles::Profiles;
 use super::progress::Progress;
 use super::sidecar::{self, Earlier, Measured, Origin, now};
 use super::suite::Entry;
@@ -71,6 +72,8 @@ pub fn load(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure
         Ok(())
     })?;
     harness.finish();
+    let kernels = |id: &str| store.sidecar(id, loaded_name).ok().flatten().map(|loaded| loaded.profiles);
+    verdicts.explain(|id| kernels(id).unwrap_or_default());
     let fatal = verdicts.fatal();
     output::summary(cli, &verdicts.finish(cli)?)?;
     Ok(if fatal { REGRESSION } else { 0 })
@@ -103,6 +106,7 @@ pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure>
     if cli.mode() == Mode::Measure {
         harness.finish();
     }
+    bench.profile(selected)?;
     bench.finish()
 }
 
@@ -182,13 +186,7 @@ impl Bench<'_> {
 
     fn prepare_and_measure(&mut self, group: &mut Group<'_>, entry: &Entry) -> Result<(), Failure> {
         let plan = device::Plan::of(self.cli, entry)?;
-        let mut loaded = match self.loaded.take() {
-            Some(loaded) if loaded.fits(entry) => loaded,
-            other => {
-                drop(other); // two models at once may not fit
-                Loaded::load(self.cli, &entry.model, plan.model.clone())?
-            }
-        };
+        let mut loaded = Loaded::reuse(self.loaded.take(), self.cli, &entry.model, &plan.model)?;
         let outcome = self.with_device(group, entry, &plan, &mut loaded);
         self.loaded = Some(loaded);
         outcome
@@ -426,6 +424,20 @@ impl Bench<'_> {
         }
     }
 
+    /// The second pass, of the cases that were measured: none is timed any more.
+    fn profile(&mut self, selected: &[&Entry]) -> Result<(), Failure> {
+        let Some(folder) = self.cli.profile_dir.as_deref().filter(|_| self.cli.mode() == Mode::Measure)
+        else {
+            return Ok(());
+        };
+        let is_measured = |entry: &&&Entry| self.results.iter().any(|result| result.id == entry.id);
+        let measured: Vec<&Entry> = selected.iter().filter(is_measured).copied().collect();
+        let loaded = self.loaded.take();
+        let pass = Profiles::new(self.cli, self.store, folder, self.origin.commit.clone(), loaded);
+        self.status = self.status.max(pass.run(&measured)?);
+        Ok(())
+    }
+
     /// Writes what was asked for, and returns the exit status.
     fn finish(mut self) -> Result<u8, Failure> {
         if self.cli.mode() != Mode::Measure || self.cli.part.gather_into.is_some() {
@@ -437,6 +449,8 @@ impl Bench<'_> {
         if let Some(path) = &self.cli.comparison.output_bmf {
             output::bmf(path, &self.metrics)?;
         }
+        let kernels = |id: &str| self.store.sidecar(id, "new").ok().flatten().map(|new| new.profiles);
+        self.verdicts.explain(|id| kernels(id).unwrap_or_default());
         let missed = self.targets.finish(&self.origin, self.kernels.as_deref())?;
         if missed || self.verdicts.fatal() {
             self.status = self.status.max(REGRESSION);

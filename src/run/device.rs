@@ -126,6 +126,17 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// What is loaded if it is this model, else the model, loaded in its stead: two at once may not fit.
+    pub fn reuse(loaded: Option<Self>, cli: &Cli, model_name: &str, model: &Model) -> Result<Self, Failure> {
+        match loaded {
+            Some(loaded) if loaded.name == model_name => Ok(loaded),
+            other => {
+                drop(other);
+                Self::load(cli, model_name, model.clone())
+            }
+        }
+    }
+
     /// Opens the device and gives it the entry's model.
     pub fn load(cli: &Cli, model_name: &str, model: Model) -> Result<Self, Failure> {
         let _progress = Progress::start(format!("{model_name}: loading weights"));
@@ -141,11 +152,6 @@ impl Loaded {
     /// The device, to measure its ceilings on or to read its sensors.
     pub fn device(&mut self) -> &mut dyn Device {
         &mut *self.device
-    }
-
-    /// Whether this is the entry's model.
-    pub fn fits(&self, entry: &Entry) -> bool {
-        self.name == entry.model
     }
 
     /// What the device is.

@@ -11,10 +11,12 @@ mod ceilings;
 mod children;
 mod compare;
 mod device;
+mod diff;
 mod handover;
 mod ids;
 mod output;
 mod plan;
+mod profiles;
 mod progress;
 mod project;
 mod refuse;
@@ -97,6 +99,9 @@ fn first_stage() -> Result<u8, Failure> {
     let mut cli = Cli::from_command_line(handover::arguments()?.into_iter());
     refuse::check_values(&cli).map_err(Failure::usage)?;
     refuse::check_launcher().map_err(Failure::usage)?;
+    if let [old, new] = cli.diff.as_slice() {
+        return diff::print(old, new);
+    }
     if let Some(expected) = &cli.verify {
         return verify::run(&cli, expected);
     }
@@ -118,6 +123,9 @@ fn first_stage() -> Result<u8, Failure> {
     }
     name_baselines(&mut cli, &Store { home: home.clone() })?;
     output::check_all(&cli)?;
+    if let Some(folder) = cli.profile_dir.as_deref().filter(|_| cli.mode() == Mode::Measure) {
+        profiles::check(&cli, folder)?;
+    }
     say_what_has_no_effect(&cli);
     if cli.mode() == Mode::Test && !cli.criterion.test {
         eprintln!("test mode: each case runs once and nothing is timed; `cargo bench`, or --bench, measures");
@@ -133,13 +141,13 @@ fn first_stage() -> Result<u8, Failure> {
 
 /// Flags that ask for results where nothing is measured.
 fn say_what_has_no_effect(cli: &Cli) {
-    if matches!(cli.mode(), Mode::Measure | Mode::Load) {
-        return;
-    }
+    let measures = cli.mode() == Mode::Measure;
+    let compares = measures || cli.mode() == Mode::Load;
     let flags = [
-        ("--output-json", cli.output_json.is_some()),
-        ("--fail-on-regression", cli.comparison.fail_on_regression.is_some()),
-        ("--save-baseline", cli.criterion.save_baseline.is_some()),
+        ("--output-json", cli.output_json.is_some() && !compares),
+        ("--fail-on-regression", cli.comparison.fail_on_regression.is_some() && !compares),
+        ("--save-baseline", cli.criterion.save_baseline.is_some() && !compares),
+        ("--profile-dir", cli.profile_dir.is_some() && !measures),
     ];
     for (flag, _) in flags.iter().filter(|(_, given)| *given) {
         eprintln!("warning: {flag} has no effect: nothing is measured in this mode");

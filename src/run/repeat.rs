@@ -42,6 +42,7 @@ pub fn run(cli: &Cli, home: &Path, runs: u32) -> Result<u8, Failure> {
 fn gathering(cli: &Cli, file: &Path) -> Cli {
     let mut cli = cli.clone();
     cli.part.gather_into = Some(file.to_owned());
+    cli.profile_dir = None;
     let flags = &mut cli.criterion;
     flags.save_baseline = None;
     flags.baseline = None;

@@ -4,7 +4,8 @@ use super::suite::Entry;
 use super::{Failure, backend};
 use crate::baseline::{Compared, Run, Sidecar};
 use crate::cli::Cli;
-use crate::profile::diff;
+use crate::profile::Profile;
+use crate::profile::explain::explain;
 use crate::report::verdicts::{Row, Side, Summary};
 use crate::stats::verdict::{self, Rules, Sides, State, Verdict};
 
@@ -12,6 +13,8 @@ use crate::stats::verdict::{self, Rules, Sides, State, Verdict};
 #[derive(Default)]
 pub struct Verdicts {
     rows: Vec<Row>,
+    /// The old side's kernels, row by row.
+    profiles: Vec<Vec<Profile>>,
     sides: Vec<(Vec<verdict::Run>, Vec<verdict::Run>)>,
     tolerance_pct: f64,
 }
@@ -25,8 +28,8 @@ pub struct Version<'a> {
     pub commit: Option<&'a str>,
     /// Its runs.
     pub runs: &'a [Run],
-    /// Kernels by rank, where they were traced.
-    pub profiles: &'a [crate::profile::Profile],
+    /// Its kernels by rank, where they were traced.
+    pub profiles: &'a [Profile],
 }
 
 impl<'a> Version<'a> {
@@ -68,23 +71,20 @@ impl Verdicts {
         let rules = rules(cli, entry.tolerance_pct)?;
         self.tolerance_pct = self.tolerance_pct.max(entry.tolerance_pct);
         let verdict = verdict::judge(Sides { old: &sides.0, new: &sides.1 }, &rules);
-        let explained = verdict.as_ref().and_then(|verdict| explain(verdict, old, new));
         let Some(verdict) = verdict else { return Ok(None) };
         let fatal = is_fatal(cli, &verdict);
         eprintln!("{}: {} than {}", entry.id, verdict.line(), described(old));
-        if let Some(explained) = &explained {
-            eprintln!("{}: {explained}", entry.id);
-        }
         if fatal {
             eprintln!("regression: {}: slower by {:.2} %", entry.id, verdict.time.pct);
         }
         self.sides.push(sides);
+        self.profiles.push(old.profiles.to_vec());
         self.rows.push(Row {
             id: entry.id.clone(),
             old: old.side(),
             new: new.side(),
             verdict: verdict.clone(),
-            explained,
+            explained: None,
             fatal,
         });
         Ok(Some(verdict))
@@ -93,6 +93,24 @@ impl Verdicts {
     /// Whether a case is slower by so much that it is fatal.
     pub fn fatal(&self) -> bool {
         self.rows.iter().any(|row| row.fatal)
+    }
+
+    /// Names the kernels that explain a slower case, where both sides were traced; `kernels` are the new side's, by id.
+    pub fn explain(&mut self, kernels: impl Fn(&str) -> Vec<Profile>) {
+        for (row, old) in self.rows.iter_mut().zip(&self.profiles) {
+            if row.verdict.state != State::Slower {
+                continue;
+            }
+            let new = kernels(&row.id);
+            let slowest = |pair: &(&Profile, &Profile)| pair.1.span_us - pair.0.span_us;
+            let pairs = old.iter().zip(&new);
+            let Some((old, new)) = pairs.max_by(|a, b| slowest(a).total_cmp(&slowest(b))) else { continue };
+            row.explained = explain(old, new, row.new.median_us - row.old.median_us)
+                .map(|explained| explained.to_string());
+            if let Some(explained) = &row.explained {
+                eprintln!("{}: slower because of: {explained}", row.id);
+            }
+        }
     }
 
     /// The cases' rows and the verdict on all of them, told in one line.
@@ -111,16 +129,6 @@ impl Verdicts {
 pub fn is_fatal(cli: &Cli, verdict: &Verdict) -> bool {
     let slower = verdict.state == State::Slower;
     cli.comparison.fail_on_regression.is_some_and(|limit| slower && verdict.time.pct > limit.unwrap_or(0.0))
-}
-
-fn explain(verdict: &Verdict, old: Version<'_>, new: Version<'_>) -> Option<String> {
-    if verdict.state != State::Slower {
-        return None;
-    }
-    let difference = new.side().median_us - old.side().median_us;
-    let pairs = old.profiles.iter().zip(new.profiles);
-    let most = pairs.max_by(|a, b| (a.1.span_us - a.0.span_us).total_cmp(&(b.1.span_us - b.0.span_us)))?;
-    diff::explain(most.0, most.1, difference).map(|explained| explained.to_string())
 }
 
 fn described(side: Version<'_>) -> String {

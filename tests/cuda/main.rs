@@ -3,6 +3,8 @@
 
 mod fixtures;
 mod ops;
+#[cfg(feature = "cuda")]
+mod profile;
 mod sanitized;
 mod support;
 mod timer;

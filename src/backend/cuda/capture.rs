@@ -3,12 +3,13 @@
 use super::device::Parts;
 use super::memory::Buffer;
 use super::pool::{Direction, Segments};
+use super::profile::profile;
 use super::step::{Launch, Prepare, Step};
 use super::timed::Timed;
 use super::tune::Tuner;
 use super::weights::from_bits;
 use crate::backend::tape::Checked;
-use crate::backend::{Act, BackendError, Capture, Forward, L2, Replay};
+use crate::backend::{Act, BackendError, Capture, Forward, L2, Replay, Tracing};
 use crate::batch::Batch;
 use crate::units::Bytes;
 
@@ -118,6 +119,11 @@ impl Capture for CudaCapture<'_> {
 
     fn replay(&mut self) -> Result<Replay, BackendError> {
         self.timed.replay()
+    }
+
+    fn profile(&mut self, name: &str, replays: u32) -> Result<Tracing, BackendError> {
+        let kernels = self.parts.kernels.clone();
+        profile(self, &kernels, name, replays)
     }
 
     fn output(&mut self) -> Result<Vec<f32>, BackendError> {

@@ -11,8 +11,9 @@ use cudarc::driver::CudaStream;
 
 use super::gpu::Gpu;
 use super::kernels::Kernels;
+use super::profile::profile;
 use super::timed::Timed;
-use crate::backend::{BackendError, Capture, Dtype, L2, Replay};
+use crate::backend::{BackendError, Capture, Dtype, L2, Replay, Tracing};
 use crate::units::Bytes;
 
 /// A forward that puts its work on a stream.
@@ -89,6 +90,11 @@ impl<F: CustomForward> Capture for CustomCapture<F> {
 
     fn replay(&mut self) -> Result<Replay, BackendError> {
         self.timed.replay()
+    }
+
+    fn profile(&mut self, name: &str, replays: u32) -> Result<Tracing, BackendError> {
+        let kernels = self.timed.kernels().clone();
+        profile(self, &kernels, name, replays)
     }
 
     fn output(&mut self) -> Result<Vec<f32>, BackendError> {

@@ -167,6 +167,18 @@ impl Kernels {
         Ok(blocks.max(1) as usize * self.gpu.multiprocessors as usize)
     }
 
+    /// The kernel of [`Kernels::keep_busy`]; loads it at the first call.
+    pub(super) fn spin(&self) -> Result<Function, BackendError> {
+        self.get(File::State, &[], "spin_nanos")
+    }
+
+    /// Keeps the stream busy for so long, so that what is put on it meanwhile is all there when its turn comes.
+    pub(super) fn keep_busy(&self, spin: Function, nanos: u64) -> Result<(), BackendError> {
+        self.no_overlap();
+        // SAFETY: `spin_nanos` takes one 64-bit number.
+        unsafe { self.launch(spin, Grid::new(1, 1), &[Arg::U64(nanos)]) }
+    }
+
     /// The next launch waits for all before it in the ordinary way: it follows an event or a copy.
     pub(super) fn no_overlap(&self) {
         self.overlap.set(false);

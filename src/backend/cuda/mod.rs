@@ -14,6 +14,7 @@
 //! | `graph`, `timed`, `capture` | graphs, the timed one, and a step's |
 //! | `ceilings`, `telemetry` | what the GPU can do at most; power, heat and neighbours |
 //! | `trace` | which kernels ran when, by CUPTI |
+//! | `profile`, `nvtx` | replays for a profiler, ours or one from outside; named ranges |
 
 mod attention;
 mod cache;
@@ -30,8 +31,10 @@ mod graph;
 mod kernels;
 mod library;
 mod memory;
+mod nvtx;
 mod plan;
 mod pool;
+mod profile;
 mod step;
 mod telemetry;
 mod timed;
@@ -181,6 +184,17 @@ pub fn info(device: usize) -> Result<DeviceInfo, BackendError> {
         let driver = Some(telemetry::driver(library::driver_version()?));
         Ok(DeviceInfo { backend: "cuda".into(), name, driver, units })
     })
+}
+
+/// Whether kernels can be traced, as far as that is known before a GPU is used.
+///
+/// # Errors
+/// If CUPTI is missing, or this executable was built without it.
+pub fn can_trace() -> Result<(), BackendError> {
+    #[cfg(feature = "cuda")]
+    return library::guarded(library::cupti);
+    #[cfg(not(feature = "cuda"))]
+    Err(BackendError::Unsupported("this executable was built without CUPTI (feature `cuda`)".into()))
 }
 
 /// What the share of memory leaves for KV.

@@ -71,6 +71,11 @@ impl Timed {
         Ok(())
     }
 
+    /// The kernels that the graph is made of, besides the forward's own.
+    pub(super) fn kernels(&self) -> &Rc<Kernels> {
+        &self.kernels
+    }
+
     /// Launches the graph, waits for it, and returns what its events and its probe say.
     pub(super) fn replay(&mut self) -> Result<Replay, BackendError> {
         let graph = self.graph.as_ref();

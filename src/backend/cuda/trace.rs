@@ -85,13 +85,38 @@ impl Tracer {
     }
 }
 
-/// The kernels of each timed forward: what lies between the first and the second clock probe of a replay. What comes before (KV put
-/// back, caches flushed) is left out.
+/// The kernels of one replay of a timed graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Split<'a> {
+    /// KV put back, caches flushed, and the first clock probe.
+    pub before: &'a [KernelRecord],
+    /// The timed forward: what lies between the first and the second clock probe.
+    pub forward: &'a [KernelRecord],
+}
+
+/// The replays in a trace of nothing else. One that lacks its second clock probe is left out.
+#[must_use]
+pub fn replays(kernels: &[KernelRecord]) -> Vec<Split<'_>> {
+    let probes: Vec<usize> = kernels
+        .iter()
+        .enumerate()
+        .filter(|(_, kernel)| kernel.name == "clock_probe")
+        .map(|(i, _)| i)
+        .collect();
+    let mut begin = 0;
+    let split = |pair: &[usize; 2]| {
+        let [first, second] = *pair;
+        let split = Split { before: &kernels[begin..=first], forward: &kernels[first + 1..second] };
+        begin = second + 1;
+        split
+    };
+    probes.as_chunks::<2>().0.iter().map(split).collect()
+}
+
+/// The kernels of each timed forward; what comes before (KV put back, caches flushed) is left out.
 #[must_use]
 pub fn forwards(kernels: &[KernelRecord]) -> Vec<&[KernelRecord]> {
-    let parts: Vec<_> = kernels.split(|kernel| kernel.name == "clock_probe").collect();
-    let whole = parts.len().saturating_sub(1) / 2 * 2; // what follows a probe without its pair is no forward
-    parts[..whole].iter().skip(1).step_by(2).copied().collect()
+    replays(kernels).iter().map(|replay| replay.forward).collect()
 }
 
 /// From the first start to the last end; kernels may overlap. Zero if there are none.
@@ -181,6 +206,9 @@ mod tests {
             forwards(kernels).into_iter().map(|kernels| span(kernels).0).collect()
         };
         assert_eq!(spans(&kernels), [80.0, 80.0]);
+        let before = |replay: &Split<'_>| replay.before.iter().map(|k| k.name.clone()).collect::<Vec<_>>();
+        let set_apart: Vec<_> = replays(&kernels).iter().map(before).collect();
+        assert_eq!(set_apart, [["copy_segments", "clock_probe"], ["copy_segments", "clock_probe"]]);
         kernels.pop();
         assert_eq!(spans(&kernels), [80.0], "the last replay was cut off");
         assert!(forwards(&[]).is_empty() && forwards(&[kernel("a", 0, 1)]).is_empty());

@@ -59,7 +59,7 @@ pub fn run(cli: &Cli, store: &Store, reference: &str, selected: &[&Entry]) -> Re
     let rounds = cli.comparison.runs.unwrap_or(RUNS);
     for round in 0..rounds {
         for heat in &heats {
-            measure(cli, &mut sides, heat, round, &interrupt)?;
+            measure(cli, &mut sides, heat, (round, rounds), &interrupt)?;
         }
         tell_round(&sides, selected, (round + 1, rounds));
     }
@@ -71,21 +71,22 @@ fn measure(
     cli: &Cli,
     sides: &mut [Side; 2],
     heat: &Heat,
-    round: u32,
+    (round, rounds): (u32, u32),
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
     let [old, new] = sides;
     let order = if round.is_multiple_of(2) { [&mut *old, new] } else { [new, &mut *old] };
     let [first, second] = order;
+    let profiles = round + 1 == rounds;
     if heat.resident && first.takes_turns && second.takes_turns {
-        let mut pair = [first.start(cli, heat)?, second.start(cli, heat)?];
+        let mut pair = [first.start(cli, heat, profiles)?, second.start(cli, heat, profiles)?];
         turns::alternate(&mut pair, interrupt)?;
         let [one, other] = pair;
         first.collect(cli, one, heat)?;
         return second.collect(cli, other, heat);
     }
     for side in [first, second] {
-        let mut process = [side.start(cli, heat)?];
+        let mut process = [side.start(cli, heat, profiles)?];
         turns::alternate(&mut process, interrupt)?;
         let [process] = process;
         side.collect(cli, process, heat)?;
@@ -122,15 +123,14 @@ fn judge(
     for entry in selected {
         let runs = |side: &Side| side.runs.get(&entry.id).map_or(&none[..], Vec::as_slice).to_vec();
         let (old_runs, new_runs) = (runs(old_side), runs(new_side));
-        let profiles = sides.each_ref().map(|side| side.profiles(entry));
+        let profiles = old_side.profiles(&entry.id);
         let old = Version {
             name: reference,
             commit: old_side.commit.as_deref(),
             runs: &old_runs,
-            profiles: &profiles[0],
+            profiles: &profiles,
         };
-        let new =
-            Version { name: "this tree", commit: commit.as_deref(), runs: &new_runs, profiles: &profiles[1] };
+        let new = Version { name: "this tree", commit: commit.as_deref(), runs: &new_runs, profiles: &[] };
         let Some(verdict) = verdicts.judge(cli, entry, old, new)? else {
             eprintln!("error: {}: it was not measured on both sides", entry.id);
             status = CASE;
@@ -144,6 +144,7 @@ fn judge(
             compared(&save::name(reference, old_side), old, verdict)
         })?;
     }
+    verdicts.explain(|id| new_side.profiles(id));
     let summary = verdicts.finish(cli)?;
     output::summary(cli, &summary)?;
     if let Some(path) = &cli.comparison.output_bmf {

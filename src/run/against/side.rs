@@ -41,6 +41,8 @@ pub struct Side {
     scratch: PathBuf,
     /// Whether its processes wait for their turn before a case.
     pub takes_turns: bool,
+    /// Whether it can trace kernels.
+    traces: bool,
     /// What was measured so far, by id.
     pub runs: BTreeMap<String, Vec<Run>>,
     started: u32,
@@ -78,6 +80,7 @@ impl Side {
             commit: commit.map(str::to_owned),
             scratch: scratch.to_owned(),
             takes_turns: false,
+            traces: false,
             runs: BTreeMap::new(),
             started: 0,
         }
@@ -130,6 +133,9 @@ impl Side {
         let turns =
             self.command(cli, heat).args(["--list", "--take-turns", "none"]).output().map_err(failed)?;
         self.takes_turns = turns.status.success();
+        let traces =
+            self.command(cli, heat).args(["--list", "--profile-dir", "none"]).output().map_err(failed)?;
+        self.traces = traces.status.success();
         if !self.takes_turns && heat.resident {
             eprintln!("{of} cannot take turns case by case; whole processes alternate");
         }
@@ -140,8 +146,8 @@ impl Side {
         self.scratch.join(format!("{}-{}.{name}", self.which.baseline(), self.started))
     }
 
-    /// Starts a process over the heat's cases.
-    pub fn start(&mut self, cli: &Cli, heat: &Heat) -> Result<Taker, Failure> {
+    /// Starts a process over the heat's cases; with `profiles`, it traces their kernels after all timing.
+    pub fn start(&mut self, cli: &Cli, heat: &Heat, profiles: bool) -> Result<Taker, Failure> {
         self.started += 1;
         let mut command = self.command(cli, heat);
         let log = self.file("log");
@@ -151,6 +157,9 @@ impl Side {
         command.arg(format!("--output-json={}", self.file("json").display())).arg("--noplot");
         if !cli.given.iter().any(|flag| flag.starts_with("--nresamples")) {
             command.arg("--nresamples=1000"); // its intervals are not shown
+        }
+        if let Some(folder) = cli.profile_dir.as_ref().filter(|_| profiles && self.traces) {
+            command.arg("--profile-dir").arg(folder.join(self.which.baseline()));
         }
         let mut listener = None;
         if self.takes_turns {
@@ -191,8 +200,9 @@ impl Side {
     }
 
     /// Its kernels by rank, where they were traced.
-    pub fn profiles(&self, entry: &Entry) -> Vec<Profile> {
-        self.sidecar(entry).map(|sidecar| sidecar.profiles).unwrap_or_default()
+    pub fn profiles(&self, id: &str) -> Vec<Profile> {
+        let sidecar = self.store().sidecar(id, self.which.baseline()).ok().flatten();
+        sidecar.map(|sidecar| sidecar.profiles).unwrap_or_default()
     }
 }
 
