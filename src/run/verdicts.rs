@@ -73,7 +73,7 @@ impl Verdicts {
         let verdict = verdict::judge(Sides { old: &sides.0, new: &sides.1 }, &rules);
         let Some(verdict) = verdict else { return Ok(None) };
         let fatal = is_fatal(cli, &verdict);
-        eprintln!("{}: {} than {}", entry.id, verdict.line(), described(old));
+        eprintln!("{}: {}; against {}", entry.id, verdict.line(), described(old));
         if fatal {
             eprintln!("regression: {}: slower by {:.2} %", entry.id, verdict.time.pct);
         }
