@@ -326,7 +326,8 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(FOLDER);
         let mut files = 0;
         for device in fs::read_dir(root).unwrap() {
-            for file in fs::read_dir(device.unwrap().path()).unwrap() {
+            let Ok(device) = fs::read_dir(device.unwrap().path()) else { continue };
+            for file in device {
                 let path = file.unwrap().path();
                 if path.extension().is_some_and(|extension| extension == "toml") {
                     assert!(!TargetFile::read(&path).unwrap().cases.is_empty(), "{}", path.display());

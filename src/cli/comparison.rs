@@ -26,8 +26,8 @@ pub struct ComparisonArgs {
     #[arg(long, value_name = "PCT")]
     pub tolerance_pct: Option<f64>,
     /// Exit 1 if a case is slower by more than this many percent [default: its margin]
-    #[arg(long, value_name = "PCT", num_args = 0..=1, require_equals = true)]
-    pub fail_on_regression: Option<Option<f64>>,
+    #[arg(long, value_name = "PCT", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    pub fail_on_regression: Option<f64>,
     /// Compare with a baseline although this differs: backend, device, dtype, model, layout or draws; repeatable
     #[arg(long, value_enum, value_name = "FIELD", value_delimiter = ',')]
     pub allow_mismatch: Vec<Field>,

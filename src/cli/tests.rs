@@ -27,9 +27,9 @@ fn short_layout_flags_become_long() {
 #[test]
 fn an_optional_percentage_does_not_swallow_the_filter() {
     let cli = parse("--fail-on-regression decode");
-    assert_eq!((cli.comparison.fail_on_regression, cli.filter.as_deref()), (Some(None), Some("decode")));
+    assert_eq!((cli.comparison.fail_on_regression, cli.filter.as_deref()), (Some(0.0), Some("decode")));
     let cli = parse("--fail-on-regression 2.5 decode");
-    assert_eq!((cli.comparison.fail_on_regression, cli.filter.as_deref()), (Some(Some(2.5)), Some("decode")));
+    assert_eq!((cli.comparison.fail_on_regression, cli.filter.as_deref()), (Some(2.5), Some("decode")));
 }
 
 #[test]

@@ -79,10 +79,31 @@ pub fn load(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure
     Ok(if fatal { REGRESSION } else { 0 })
 }
 
-/// Measures, tests or profiles the selected cases.
-pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure> {
+/// Checks, before anything runs, that the baselines that are asked for are there, and were measured on the like.
+pub fn check_baselines<'a>(
+    cli: &'a Cli,
+    store: &'a Store,
+    selected: &[&Entry],
+) -> Result<Baselines<'a>, Failure> {
     let baselines = Baselines::of(cli, store);
     baselines.require(selected)?;
+    let flags = &cli.criterion;
+    if flags.baseline.is_none() && flags.baseline_lenient.is_none() {
+        return Ok(baselines);
+    }
+    for entry in selected {
+        let plan = match device::Plan::of(cli, entry) {
+            Err(failure) if failure.status == CASE => continue, // told of when its turn comes
+            plan => plan?,
+        };
+        baselines.refuse_mismatch(entry, &device::configuration(cli, entry, &plan)?)?;
+    }
+    Ok(baselines)
+}
+
+/// Measures, tests or profiles the selected cases.
+pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure> {
+    let baselines = check_baselines(cli, store, selected)?;
     let mut bench = Bench {
         cli,
         store,
@@ -100,7 +121,6 @@ pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure>
         metrics: Vec::new(),
         status: 0,
     };
-    bench.refuse_mismatches(selected)?;
     let mut harness = Harness::from_process_arguments();
     for_each_group(&mut harness, selected, |group, entry| bench.case(group, entry))?;
     if cli.mode() == Mode::Measure {
@@ -151,23 +171,6 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// With `--baseline`, comparing unlike configurations is refused before anything runs.
-    fn refuse_mismatches(&mut self, selected: &[&Entry]) -> Result<(), Failure> {
-        let flags = &self.cli.criterion;
-        if flags.baseline.is_none() && flags.baseline_lenient.is_none() {
-            return Ok(());
-        }
-        for entry in selected {
-            let plan = match device::Plan::of(self.cli, entry) {
-                Err(failure) if failure.status == CASE => continue, // told of when its turn comes
-                plan => plan?,
-            };
-            let configuration = device::configuration(self.cli, entry, &plan)?;
-            self.baselines.refuse_mismatch(entry, &configuration)?;
-        }
-        Ok(())
-    }
-
     /// One case. What keeps it from being measured is printed, and the next one still runs.
     fn case(&mut self, group: &mut Group<'_>, entry: &Entry) -> Result<(), Failure> {
         if let Some(turns) = &mut self.turns {

@@ -134,7 +134,10 @@ fn first_stage() -> Result<u8, Failure> {
         return against::run(&cli, &Store { home }, reference, &selected);
     }
     match cli.comparison.runs {
-        Some(runs) if runs > 1 && cli.mode() == Mode::Measure => repeat::run(&cli, &home, runs),
+        Some(runs) if runs > 1 && cli.mode() == Mode::Measure => {
+            bench::check_baselines(&cli, &Store { home: home.clone() }, &selected)?;
+            repeat::run(&cli, &home, runs)
+        }
         _ => Err(handover::replace_process(&cli, &home)),
     }
 }

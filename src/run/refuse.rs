@@ -40,10 +40,8 @@ pub fn check_values(cli: &Cli) -> Result<(), String> {
     )?;
     let is_percentage = |percent: f64| percent >= 0.0 && percent.is_finite();
     let flags = &cli.comparison;
-    let percentages = [
-        ("--fail-on-regression", flags.fail_on_regression.flatten()),
-        ("--tolerance-pct", flags.tolerance_pct),
-    ];
+    let percentages =
+        [("--fail-on-regression", flags.fail_on_regression), ("--tolerance-pct", flags.tolerance_pct)];
     for (flag, value) in percentages {
         require(flag, value, is_percentage, "a percentage of 0 or more is needed")?;
     }

@@ -128,7 +128,7 @@ impl Verdicts {
 /// Whether the verdict is a regression that the command line asks to be fatal.
 pub fn is_fatal(cli: &Cli, verdict: &Verdict) -> bool {
     let slower = verdict.state == State::Slower;
-    cli.comparison.fail_on_regression.is_some_and(|limit| slower && verdict.time.pct > limit.unwrap_or(0.0))
+    cli.comparison.fail_on_regression.is_some_and(|limit| slower && verdict.time.pct > limit)
 }
 
 fn described(side: Version<'_>) -> String {
