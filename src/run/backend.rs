@@ -85,11 +85,13 @@ impl Backend {
 
     /// What a measurement must satisfy: steady replays agree to 5 % on a shared processor, and on a GPU the medians of two
     /// seconds to 0.2 %: its power control swings with a period of about a second and takes several to settle.
-    pub fn protocol(&self) -> Protocol {
+    /// Where processes take turns, the other side has just warmed the device with the same case.
+    pub fn protocol(&self, takes_turns: bool) -> Protocol {
         if *self == Self::Cpu {
             return Protocol::own_models(0.05);
         }
-        let (min_warm_up, max_warm_up) = (Duration::from_secs(3), Duration::from_secs(15));
+        let (min, max) = if takes_turns { (1, 6) } else { (3, 15) };
+        let (min_warm_up, max_warm_up) = (Duration::from_secs(min), Duration::from_secs(max));
         Protocol { min_warm_up, max_warm_up, ..Protocol::own_models(0.002) }
     }
 

@@ -244,7 +244,7 @@ impl Bench<'_> {
         sensors: Option<&Sensors>,
     ) -> Result<Option<(Measured, Option<Sidecar>)>, Failure> {
         let measures = self.cli.mode() == Mode::Measure;
-        let protocol = backend::of(self.cli)?.protocol();
+        let protocol = backend::of(self.cli)?.protocol(self.turns.is_some());
         let protocol = if measures { protocol } else { protocol.without_warm_up() };
         let preparing = Progress::start(format!("{}: checking and warming up", entry.id));
         let prepared =

@@ -105,7 +105,7 @@ impl<'a> Profiles<'a> {
     fn trace(&self, entry: &Entry, plan: &device::Plan, loaded: &mut Loaded) -> Result<Tracing, Failure> {
         let _progress = Progress::start(format!("{}: tracing its kernels", entry.id));
         let batch = loaded.batch(self.cli, entry, plan)?;
-        let protocol = backend::of(self.cli)?.protocol().without_warm_up();
+        let protocol = backend::of(self.cli)?.protocol(false).without_warm_up();
         loaded.with_capture(&batch, |capture| {
             measure::prepare(capture, &protocol).map_err(|error| Failure::case(error.to_string()))?;
             capture.profile(&entry.id, REPLAYS).map_err(|error| Failure::case(error.to_string()))
