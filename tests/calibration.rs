@@ -20,14 +20,26 @@ fn normal(sd: f64) -> Scenario {
     Scenario { name: "normal offsets", replays: Replays::Constant, runs: Runs::Normal(sd) }
 }
 
-#[test]
-fn the_same_code_is_called_changed_in_one_percent_at_most() {
-    for scenario in &SCENARIOS {
-        for counts in [(5, 5), (10, 10)] {
-            let found = Simulator::new(1).found(scenario, counts, 0.0, &CUDA, 2000);
+/// Five a side err in up to 0.9 % by the interval's design: 8000 comparisons tell that from 1 % (their own sd is 0.1 %), 2000
+/// would not. More runs err in half of that.
+fn assert_calibrated(scenarios: &[Scenario]) {
+    for scenario in scenarios {
+        for (counts, trials) in [((5, 5), 8000), ((10, 10), 2000)] {
+            let found = Simulator::new(1).found(scenario, counts, 0.0, &CUDA, trials);
             assert!(found.alarms() <= 1.0, "{}, {counts:?}: {found:?}", scenario.name);
         }
     }
+}
+
+// Two tests, as they are the longest ones and run beside each other.
+#[test]
+fn what_varies_within_runs_raises_false_alarms_in_one_percent_at_most() {
+    assert_calibrated(&SCENARIOS[..6]);
+}
+
+#[test]
+fn what_varies_between_runs_raises_false_alarms_in_one_percent_at_most() {
+    assert_calibrated(&SCENARIOS[6..]);
 }
 
 /// With no tolerance at all, the interval alone must hold.
@@ -88,7 +100,7 @@ fn no_change_under_little_noise_is_called_the_same() {
 #[test]
 fn cases_together_share_the_offsets_of_their_processes() {
     for counts in [(5, 5), (10, 10)] {
-        let found = Simulator::new(1).found_overall(counts, &CUDA, 3000);
+        let found = Simulator::new(1).found_overall(counts, &CUDA, 8000);
         assert!(found.alarms() <= 1.0, "{counts:?}: {found:?}");
     }
 }
