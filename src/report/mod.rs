@@ -1,4 +1,5 @@
-//! What users and programs read: the results file and the plan.
+//! What users and programs read: the pages, the results file and the plan.
 
+pub mod html;
 pub mod plan;
 pub mod results;

@@ -1,0 +1,272 @@
+//! A sidecar's replays: over time, as a histogram, and by rank.
+
+use maud::{Markup, html};
+
+use super::gather::Benchmark;
+use super::layout::{details, figure, maybe, number, table};
+use super::picture::{histogram, replays, skew};
+use super::{Options, text};
+use crate::baseline::{Run, Sidecar};
+use crate::stats::{Latency, median};
+use crate::units::Nanos;
+
+/// Longer lists of replays are not written out: they are in the sidecar.
+const MAX_ROWS: usize = 2000;
+
+/// All runs of a sidecar, one after the other.
+#[derive(Debug)]
+pub struct Replays {
+    /// Times in microseconds, each the maximum over ranks.
+    pub times: Vec<f64>,
+    /// The clock over each in MHz; empty where it cannot be read.
+    pub clocks: Vec<f64>,
+    /// Where each run begins.
+    pub starts: Vec<usize>,
+}
+
+impl Replays {
+    pub fn of(sidecar: &Sidecar) -> Self {
+        let mut all = Self { times: Vec::new(), clocks: Vec::new(), starts: Vec::new() };
+        for run in sidecar.runs.iter().map(Run::for_verdict) {
+            all.starts.push(all.times.len());
+            all.times.extend(run.times_us);
+            all.clocks.extend(run.clock_mhz);
+        }
+        if all.clocks.len() != all.times.len() {
+            all.clocks.clear();
+        }
+        all
+    }
+
+    /// What all replays amount to; a sidecar that was read has one at least.
+    pub fn latency(&self) -> Option<Latency> {
+        let nanos: Vec<Nanos> = self.times.iter().map(|us| Nanos(us * 1e3)).collect();
+        (!nanos.is_empty()).then(|| Latency::of("", &nanos, nanos.len()))
+    }
+}
+
+/// Medians of a sidecar's samples, over all runs.
+pub fn sample_medians(sidecar: &Sidecar) -> Vec<f64> {
+    let medians = |run: &Run| -> Vec<f64> {
+        run.for_verdict().times_us.chunks(run.iters.max(1)).filter_map(median).collect()
+    };
+    sidecar.runs.iter().flat_map(medians).collect()
+}
+
+/// The largest spread of any run, in percent.
+pub fn spread(sidecar: &Sidecar) -> Option<f64> {
+    sidecar.runs.iter().map(|run| run.spread_pct).max_by(f64::total_cmp)
+}
+
+/// Replays over time with the clock under them, and the samples as a table.
+pub fn over_time(sidecar: &Sidecar, options: &Options) -> Markup {
+    let replays = Replays::of(sidecar);
+    let median = sidecar.median_us;
+    let count = replays.times.len();
+    let runs = sidecar.runs.len();
+    let series =
+        replays::Series { times: &replays.times, clocks: &replays.clocks, starts: &replays.starts, median };
+    let alternative = format!(
+        "{count} replays in the order in which they were measured, median {} µs{}",
+        text::micros(median),
+        if replays.clocks.is_empty() { "" } else { ", and the clock over each" }
+    );
+    let mut caption =
+        format!("Every replay in order; the level line is the median, {} µs.", text::micros(median));
+    if count > replays::MAX_POINTS {
+        caption.push_str(" Neighbours are drawn as one range from the fastest to the slowest.");
+    }
+    if runs > 1 {
+        caption.push_str(&format!(" {runs} processes measured one after the other; lines part them."));
+    }
+    html! {
+        (figure(&alternative, &caption, options.pictures.then(|| replays::picture(&series))))
+        @if replays.clocks.is_empty() { p.note { "This device's clock cannot be read replay by replay." } }
+        (samples(sidecar))
+        @if count <= MAX_ROWS { (details(&format!("All {count} replays"), &every(sidecar, &replays))) }
+        @else { p.note { "All " (count) " replays are in the sidecar, forward.json." } }
+    }
+}
+
+fn samples(sidecar: &Sidecar) -> Markup {
+    let mut rows = Vec::new();
+    for (run, of) in sidecar.runs.iter().enumerate() {
+        let verdict = of.for_verdict();
+        let size = of.iters.max(1);
+        for (sample, times) in verdict.times_us.chunks(size).enumerate() {
+            let clocks = verdict.clock_mhz.chunks(size).nth(sample).and_then(median);
+            let (low, high) = times.iter().fold((f64::MAX, f64::MIN), |(l, h), t| (l.min(*t), h.max(*t)));
+            let middle = median(times).unwrap_or(low);
+            rows.push(html! {
+                (number(run as f64, &(run + 1).to_string()))
+                (number(sample as f64, &(sample + 1).to_string()))
+                (number(times.len() as f64, &times.len().to_string()))
+                (number(middle, &text::micros(middle)))
+                (number(low, &text::micros(low)))
+                (number(high, &text::micros(high)))
+                (maybe(clocks.map(|clock| (clock, format!("{clock:.0}")))))
+            });
+        }
+    }
+    let columns = [
+        ("Run", true),
+        ("Sample", true),
+        ("Replays", true),
+        ("Median, µs", true),
+        ("Min, µs", true),
+        ("Max, µs", true),
+        ("Clock, MHz", true),
+    ];
+    table("Samples: consecutive replays, whose median is one figure", &columns, &rows)
+}
+
+fn every(sidecar: &Sidecar, replays: &Replays) -> Markup {
+    let skews = skews(sidecar);
+    let mut rows = Vec::new();
+    for (at, us) in replays.times.iter().enumerate() {
+        let run = replays.starts.partition_point(|start| *start <= at);
+        let mhz = replays.clocks.get(at).map(|mhz| (*mhz, format!("{mhz:.0}")));
+        let skew = skews.get(at).map(|us| (*us, text::micros(*us)));
+        rows.push(html! {
+            (number(at as f64, &(at + 1).to_string()))
+            (number(run as f64, &run.to_string()))
+            (number(*us, &text::micros(*us)))
+            (maybe(mhz))
+            (maybe(skew))
+        });
+    }
+    let columns =
+        [("Replay", true), ("Run", true), ("Time, µs", true), ("Clock, MHz", true), ("Rank skew, µs", true)];
+    table("Every replay, the maximum over ranks", &columns, &rows)
+}
+
+/// How often which time was measured, on both sides where the old one is still there.
+pub fn distribution(benchmark: &Benchmark, (name, sidecar): (&str, &Sidecar), options: &Options) -> Markup {
+    let new = Replays::of(sidecar).times;
+    let compared = sidecar.compared.as_ref();
+    let old_side = compared.and_then(|compared| Some((compared, benchmark.old_side(compared)?)));
+    let old = old_side.map(|(_, old)| Replays::of(old).times).unwrap_or_default();
+    let bins = bins(&new, &old);
+    let this = text::side(name, sidecar.commit.as_deref(), &sidecar.date);
+    let caption = match old_side {
+        Some((compared, old)) => {
+            let old = text::side(&compared.baseline, old.commit.as_deref(), &old.date);
+            format!("Filled: {this}. Outline: {old}.")
+        }
+        None => {
+            format!("{this}. What it was compared with is no longer here as it was, or there was nothing.")
+        }
+    };
+    let alternative =
+        format!("Histogram of {} replays; the table below has the counts. {caption}", new.len());
+    html! {
+        (figure(&alternative, &caption, options.pictures.then(|| histogram::picture(&bins))))
+        (details("Counts of the histogram", &counts(&bins)))
+    }
+}
+
+fn counts(bins: &histogram::Bins) -> Markup {
+    let last = bins.new.len().saturating_sub(1);
+    let rows: Vec<Markup> = (0..bins.new.len())
+        .map(|at| {
+            let from = bins.start + at as f64 * bins.width;
+            let range = match at {
+                0 => format!("below {}", text::micros(from + bins.width)),
+                at if at == last => format!("{} and more", text::micros(from)),
+                _ => format!("{} – {}", text::micros(from), text::micros(from + bins.width)),
+            };
+            html! {
+                (number(from, &range))
+                (number(bins.new[at] as f64, &bins.new[at].to_string()))
+                (maybe(bins.old.get(at).map(|count| (*count as f64, count.to_string()))))
+            }
+        })
+        .collect();
+    table(
+        "Replays by time; the first and the last row have all that lies beyond",
+        &[("Time, µs", true), ("New side", true), ("Old side", true)],
+        &rows,
+    )
+}
+
+/// Between the quartiles Freedman and Diaconis' rule decides the width, 2·IQR/∛n. Far outliers go to the outermost bins, so that
+/// they do not leave one bar to all others.
+fn bins(new: &[f64], old: &[f64]) -> histogram::Bins {
+    let mut all: Vec<f64> = new.iter().chain(old).copied().collect();
+    all.sort_by(f64::total_cmp);
+    let at = |part: f64| all[((all.len() - 1) as f64 * part) as usize];
+    let (first, third) = (at(0.25), at(0.75));
+    let reach = 4.0 * (third - first).max(third * 1e-4);
+    let (start, end) = (at(0.0).max(first - reach), at(1.0).min(third + reach));
+    let width = 2.0 * (third - first) / (all.len() as f64).cbrt();
+    let count = if width > 0.0 { ((end - start) / width).ceil().clamp(8.0, 40.0) } else { 8.0 };
+    let width = ((end - start) / count).max(third * 1e-6);
+    let count = count as usize;
+    let fill = |times: &[f64]| {
+        let mut counts = vec![0; count];
+        for us in times {
+            counts[(((us - start) / width).max(0.0) as usize).min(count - 1)] += 1;
+        }
+        counts
+    };
+    let old = if old.is_empty() { Vec::new() } else { fill(old) };
+    histogram::Bins { start, width, new: fill(new), old }
+}
+
+/// Slowest less fastest rank of each replay in microseconds; empty for one rank.
+fn skews(sidecar: &Sidecar) -> Vec<f64> {
+    let of = |run: &Run| -> Vec<f64> {
+        let replays = run.ranks.iter().map(|rank| rank.samples_us.len()).min().unwrap_or_default();
+        let at = |replay: usize| run.ranks.iter().map(move |rank| rank.samples_us[replay]);
+        let extent =
+            |replay| at(replay).fold((f64::MAX, f64::MIN), |(low, high), us| (low.min(us), high.max(us)));
+        (0..replays).map(extent).map(|(low, high)| high - low).collect()
+    };
+    let several = sidecar.runs.iter().all(|run| run.ranks.len() > 1);
+    if several { sidecar.runs.iter().flat_map(of).collect() } else { Vec::new() }
+}
+
+/// How far apart the ranks are.
+pub fn by_rank(sidecar: &Sidecar, options: &Options) -> Markup {
+    let skews = skews(sidecar);
+    let Some(middle) = median(&skews) else {
+        return html! { p.note { "One rank measured this: there is nothing to be skewed." } };
+    };
+    let worst = skews.iter().copied().fold(0.0, f64::max);
+    let caption = format!(
+        "Slowest less fastest rank of each replay: median {} µs, at most {} µs.",
+        text::micros(middle),
+        text::micros(worst)
+    );
+    html! {
+        (figure(&caption, &caption, options.pictures.then(|| skew::picture(&skews))))
+        (ranks(sidecar))
+    }
+}
+
+fn ranks(sidecar: &Sidecar) -> Markup {
+    let count = sidecar.runs.iter().map(|run| run.ranks.len()).max().unwrap_or_default();
+    let row = |rank: usize| {
+        let (mut times, mut clocks, mut slowest, mut all) = (Vec::new(), Vec::new(), 0, 0);
+        for run in &sidecar.runs {
+            let Some(own) = run.ranks.get(rank) else { continue };
+            times.extend(&own.samples_us);
+            clocks.extend(own.clock_mhz.iter().flatten());
+            for (replay, us) in own.samples_us.iter().enumerate() {
+                let others = run.ranks.iter().filter_map(|other| other.samples_us.get(replay));
+                slowest += usize::from(others.into_iter().all(|other| other <= us));
+                all += 1;
+            }
+        }
+        let share = slowest as f64 / f64::from(u32::try_from(all).unwrap_or(u32::MAX).max(1)) * 100.0;
+        html! {
+            th scope="row" data-value=(rank) { (rank) }
+            (maybe(median(&times).map(|us| (us, text::micros(us)))))
+            (number(share, &format!("{share:.0} %")))
+            (maybe(median(&clocks).map(|mhz| (mhz, format!("{mhz:.0}")))))
+        }
+    };
+    let rows: Vec<Markup> = (0..count).map(row).collect();
+    let columns = [("Rank", true), ("Median, µs", true), ("Slowest in", true), ("Clock, MHz", true)];
+    table("Ranks, over all runs", &columns, &rows)
+}
