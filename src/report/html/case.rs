@@ -111,20 +111,14 @@ fn figures(name: &str, sidecar: &Sidecar) -> Markup {
             .and_then(|telemetry| telemetry.temperature_c)
             .map(|degrees| ("temperature", format!("{degrees} °C"))),
     );
-    list.push((
-        "replays",
-        format!("{} in {} {}", replays.times.len(), sidecar.runs.len(), plural(sidecar.runs.len(), "run")),
-    ));
+    list.push(("replays", replays.times.len().to_string()));
+    list.push(("runs", sidecar.runs.len().to_string()));
     html! {
         dl.figures aria-label={ "Figures of " (name) } {
             @for (title, value) in list { div { dt { (title) } dd { (value) } } }
         }
         (warnings(telemetry))
     }
-}
-
-fn plural(count: usize, word: &str) -> String {
-    if count == 1 { word.to_owned() } else { format!("{word}s") }
 }
 
 fn warnings(telemetry: Option<&Telemetry>) -> Markup {

@@ -92,8 +92,8 @@ fn cases(shown: &[(&Benchmark, &str, &Sidecar)]) -> Markup {
     let columns = [
         ("Case", false),
         ("Time, µs", true),
-        ("Change", true),
         ("Verdict", false),
+        ("Change", true),
         ("Spread, %", true),
         ("Floor/median", true),
         ("Measured", false),
@@ -114,6 +114,12 @@ fn row(benchmark: &Benchmark, name: &str, sidecar: &Sidecar) -> Markup {
             a href=(text::href(&benchmark.page())) { span.quiet { (group) "/" (model) "/" } wbr; (case) }
         }
         (number(sidecar.median_us, &text::micros(sidecar.median_us)))
+        td.wrap data-value=(compared.map_or("", |compared| text::state(compared.verdict.state).2)) {
+            @match compared {
+                Some(compared) => (text::verdict(&compared.verdict)),
+                None => span.quiet { "not compared" },
+            }
+        }
         @match time {
             Some(time) => td.n data-value=(time.pct) {
                 (text::change(time.pct))
@@ -121,16 +127,10 @@ fn row(benchmark: &Benchmark, name: &str, sidecar: &Sidecar) -> Markup {
             },
             None => (maybe(None)),
         }
-        td data-value=(compared.map_or("", |compared| text::state(compared.verdict.state).2)) {
-            @match compared {
-                Some(compared) => (text::verdict(&compared.verdict)),
-                None => span.quiet { "not compared" },
-            }
-        }
         (maybe(spread(sidecar).map(|pct| (pct, format!("{pct:.2}")))))
         (maybe(share.map(|share| (share, format!("{share:.3}")))))
-        td data-value=(sidecar.date) { (text::side_cell(name, sidecar.commit.as_deref(), &sidecar.date)) }
-        td data-value=(compared.map_or("", |compared| compared.baseline.as_str())) {
+        td.side data-value=(sidecar.date) { (text::side_cell(name, sidecar.commit.as_deref(), &sidecar.date)) }
+        td.side data-value=(compared.map_or("", |compared| compared.baseline.as_str())) {
             @if let Some(side) = compared { (text::side_cell(&side.baseline, side.commit.as_deref(), &side.date)) }
             @else { span.quiet { "–" } }
         }

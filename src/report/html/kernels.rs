@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use maud::{Markup, html};
 
 use super::gather::Benchmark;
-use super::layout::{details, figure, maybe, number, table};
+use super::layout::{beside, details, figure, maybe, number, table_with_sums};
 use super::picture::{KERNEL_COLOURS, kernel_variable, kernels};
 use super::{Options, text};
 use crate::baseline::Sidecar;
@@ -56,13 +56,13 @@ pub fn section(benchmark: &Benchmark, (name, sidecar): (&str, &Sidecar), options
     };
     let alternative = format!("Stacked bars of kernel times; the table below has the numbers. {caption}");
     let bars = || kernels::picture(&bars(&sides, &ranks));
-    html! {
-        (figure(&alternative, &caption, options.pictures.then(bars)))
+    let tables = html! {
         @for (rank, pairs) in ranks.iter().enumerate() {
             @if rank == 0 { (kernel_table(&sides, rank, pairs)) }
             @else { (details(&format!("Kernels of rank {rank}"), &kernel_table(&sides, rank, pairs))) }
         }
-    }
+    };
+    beside(&figure(&alternative, &caption, options.pictures.then(bars)), &tables)
 }
 
 /// The kernels of a rank on both sides, the longest first.
@@ -97,11 +97,7 @@ fn bars(sides: &Sides<'_>, ranks: &[Vec<Pair<'_>>]) -> Vec<kernels::Bar> {
             let mut parts: Vec<f64> = pairs.iter().take(KERNEL_COLOURS).map(us).collect();
             parts.resize(KERNEL_COLOURS, 0.0);
             parts.push(pairs.iter().skip(KERNEL_COLOURS).map(us).sum());
-            let label = format!(
-                "{of_rank}{name}: busy {} of {} µs",
-                text::micros(profile.busy_us),
-                text::micros(profile.span_us)
-            );
+            let label = format!("{of_rank}{name}: {} µs", text::micros(profile.span_us));
             bars.push(kernels::Bar { label, parts, span: profile.span_us });
         }
     }
@@ -130,28 +126,28 @@ fn kernel_table(sides: &Sides<'_>, rank: usize, pairs: &[Pair<'_>]) -> Markup {
             }
         }
     };
-    let mut rows: Vec<Markup> = pairs.iter().enumerate().map(row).collect();
+    let rows: Vec<Markup> = pairs.iter().enumerate().map(row).collect();
     let total = |profiles: &[Profile], of: fn(&Profile) -> f64| profiles.get(rank).map(of);
     let totals: [(&str, fn(&Profile) -> f64); 3] = [
         ("All kernels (busy)", |profile| profile.busy_us),
         ("First start to last end (span)", |profile| profile.span_us),
         ("Before the forward, not in it", |profile| profile.pre_forward_us),
     ];
+    let mut sums = Vec::new();
     for (title, of) in totals {
         let (old, new) = (total(sides.old, of), total(sides.new, of));
         let cell = |us: Option<f64>| maybe(us.map(|us| (us, text::micros(us))));
-        rows.push(html! {
-            th.total scope="row" { (title) }
+        sums.push(html! {
+            th scope="row" { (title) }
             @if !sides.old.is_empty() { (cell(old)) }
             (cell(new))
             @if !sides.old.is_empty() { (difference(old, new)) }
             td.n data-value="" {} td.n data-value="" {}
         });
     }
-    let old_head = format!("{}, µs", "Old");
     let mut columns = vec![("Kernel", false), ("New, µs", true), ("% of busy", true), ("Calls", true)];
     if !sides.old.is_empty() {
-        columns.insert(1, (&old_head, true));
+        columns.insert(1, ("Old, µs", true));
         columns.insert(3, ("Difference, µs", true));
     }
     let of_rank = if sides.new.len() > 1 { format!("Kernels of rank {rank}") } else { "Kernels".to_owned() };
@@ -159,7 +155,7 @@ fn kernel_table(sides: &Sides<'_>, rank: usize, pairs: &[Pair<'_>]) -> Markup {
         (Some(old), false) => format!("{of_rank}. Old: {old}; new: {}", sides.new_name),
         _ => format!("{of_rank} of {}", sides.new_name),
     };
-    table(&caption, &columns, &rows)
+    table_with_sums(&caption, &columns, &rows, &sums)
 }
 
 /// What a kernel that is on one side only took is all of its difference.

@@ -39,12 +39,18 @@ pub type Column<'a> = (&'a str, bool);
 
 /// A table in a box of its own that scrolls where it is too wide. Sorting is offered where there is something to sort.
 pub fn table(caption: &str, columns: &[Column<'_>], rows: &[Markup]) -> Markup {
+    table_with_sums(caption, columns, rows, &[])
+}
+
+/// The same with rows at the end that sorting leaves there.
+pub fn table_with_sums(caption: &str, columns: &[Column<'_>], rows: &[Markup], sums: &[Markup]) -> Markup {
     html! {
         div.scroll tabindex="0" role="region" aria-label=(caption) {
             table.sortable[rows.len() > 1] {
-                caption { (caption) }
+                caption { span { (caption) } }
                 thead { tr { @for (title, number) in columns { th scope="col" .n[*number] { (title) } } } }
                 tbody { @for row in rows { tr { (row) } } }
+                @if !sums.is_empty() { tfoot { @for row in sums { tr { (row) } } } }
             }
         }
     }
@@ -61,6 +67,11 @@ pub fn maybe(value: Option<(f64, String)>) -> Markup {
         Some((value, text)) => number(value, &text),
         None => html! { td.n data-value="" { span.quiet { "–" } } },
     }
+}
+
+/// A picture beside its table where there is room, above it elsewhere.
+pub fn beside(picture: &Markup, tables: &Markup) -> Markup {
+    html! { div.beside { div { (picture) } div { (tables) } } }
 }
 
 /// Rows that most readers skip.

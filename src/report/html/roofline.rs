@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use maud::{Markup, html};
 
 use super::gather::Book;
-use super::layout::{figure, number, table};
+use super::layout::{beside, figure, number, table};
 use super::picture::roofline::{Point, Roof, picture};
 use super::{Options, text};
 use crate::baseline::Sidecar;
@@ -98,18 +98,18 @@ fn roofline(title: &str, cases: &[Case<'_>], options: &Options) -> Markup {
     let columns = [
         ("No.", true),
         ("Case", false),
-        ("FLOP", true),
-        ("Bytes", true),
+        ("Reached/allowed", true),
+        ("Bound by", false),
         ("FLOP/byte", true),
         ("Reached, FLOP/s", true),
         ("Allowed, FLOP/s", true),
-        ("Reached/allowed", true),
-        ("Bound by", false),
+        ("FLOP", true),
+        ("Bytes", true),
     ];
-    html! {
-        (figure(&alternative, &caption, options.pictures.then(|| picture(&points, roof))))
-        (table(&format!("Roofline: {title}"), &columns, &rows))
-    }
+    beside(
+        &figure(&alternative, &caption, options.pictures.then(|| picture(&points, roof))),
+        &table(&format!("Roofline: {title}"), &columns, &rows),
+    )
 }
 
 fn row(at: usize, case: &Case<'_>) -> Markup {
@@ -119,12 +119,12 @@ fn row(at: usize, case: &Case<'_>) -> Markup {
     html! {
         (number(at as f64, &at.to_string()))
         th scope="row" { a href=(case.link) { (case.id) } }
-        (si(case.floors.flops))
-        (si(case.floors.bytes))
+        (number(share, &format!("{share:.3}")))
+        td { @if memory { "memory" } @else { "matrix product" } }
         (number(case.intensity(), &format!("{:.1}", case.intensity())))
         (si(case.rate()))
         (si(bound))
-        (number(share, &format!("{share:.3}")))
-        td { @if memory { "memory" } @else { "matrix product" } }
+        (si(case.floors.flops))
+        (si(case.floors.bytes))
     }
 }

@@ -23,6 +23,12 @@ pub fn micros(us: f64) -> String {
     sign(format!("{us:.digits$}"))
 }
 
+/// A number with the decimals that tell it from one that is `step` away.
+pub fn with_step(value: f64, step: f64) -> String {
+    let digits = (-(step.log10() + 1e-9).floor()).clamp(0.0, 9.0) as usize;
+    sign(format!("{value:.digits$}"))
+}
+
 /// A change in percent, with its sign.
 pub fn change(pct: f64) -> String {
     sign(format!("{pct:+.2} %"))
@@ -45,6 +51,15 @@ pub fn si(value: f64) -> String {
     let value = value / step;
     let digits = if value.abs() < 10.0 { 2 } else { usize::from(value.abs() < 100.0) };
     format!("{value:.digits$} {prefix}").trim_end().to_owned()
+}
+
+/// The same for a tick of an axis: no zeros after the point.
+pub fn si_tick(value: f64) -> String {
+    let text = si(value);
+    let (number, prefix) = text.split_once(' ').unwrap_or((&text, ""));
+    let number =
+        if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number };
+    format!("{number} {prefix}").trim_end().to_owned()
 }
 
 /// RFC 3339 in UTC to the minute, for reading; anything else as it is.
@@ -90,7 +105,7 @@ pub fn verdict(verdict: &Verdict) -> Markup {
     let (class, sign, word) = state(verdict.state);
     html! {
         span.state.(class) {
-            span aria-hidden="true" { (sign) } " " (word)
+            span.word { span aria-hidden="true" { (sign) } " " (word) }
             @if let Some(why) = &verdict.why { " (" (why) ")" }
         }
     }

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::gather::Benchmark;
-use super::layout::{details, figure, maybe, number, table};
+use super::layout::{beside, details, figure, maybe, number, table};
 use super::picture::{histogram, replays, skew};
 use super::{Options, text};
 use crate::baseline::{Run, Sidecar};
@@ -74,18 +74,23 @@ pub fn over_time(sidecar: &Sidecar, options: &Options) -> Markup {
     let mut caption =
         format!("Every replay in order; the level line is the median, {} µs.", text::micros(median));
     if count > replays::MAX_POINTS {
-        caption.push_str(" Neighbours are drawn as one range from the fastest to the slowest.");
+        caption.push_str(
+            " Neighbours are drawn as one range from the fastest to the slowest, and their median.",
+        );
     }
     if runs > 1 {
         caption.push_str(&format!(" {runs} processes measured one after the other; lines part them."));
     }
-    html! {
+    let shown = html! {
         (figure(&alternative, &caption, options.pictures.then(|| replays::picture(&series))))
         @if replays.clocks.is_empty() { p.note { "This device's clock cannot be read replay by replay." } }
+    };
+    let tables = html! {
         (samples(sidecar))
         @if count <= MAX_ROWS { (details(&format!("All {count} replays"), &every(sidecar, &replays))) }
         @else { p.note { "All " (count) " replays are in the sidecar, forward.json." } }
-    }
+    };
+    beside(&shown, &tables)
 }
 
 fn samples(sidecar: &Sidecar) -> Markup {
@@ -148,59 +153,68 @@ pub fn distribution(benchmark: &Benchmark, (name, sidecar): (&str, &Sidecar), op
     let old = old_side.map(|(_, old)| Replays::of(old).times).unwrap_or_default();
     let bins = bins(&new, &old);
     let this = text::side(name, sidecar.commit.as_deref(), &sidecar.date);
-    let caption = match old_side {
-        Some((compared, old)) => {
+    let caption = match (compared, old_side) {
+        (Some(compared), Some((_, old))) => {
             let old = text::side(&compared.baseline, old.commit.as_deref(), &old.date);
             format!("Filled: {this}. Outline: {old}.")
         }
-        None => {
-            format!("{this}. What it was compared with is no longer here as it was, or there was nothing.")
+        (Some(compared), None) => {
+            let old = text::side(&compared.baseline, compared.commit.as_deref(), &compared.date);
+            format!("{this}. The other side, {old}, has been replaced since.")
         }
+        (None, _) => format!("{this}. It was compared with nothing."),
     };
+    let caption = format!("{caption} The outermost bars have all that lies beyond.");
     let alternative =
         format!("Histogram of {} replays; the table below has the counts. {caption}", new.len());
-    html! {
-        (figure(&alternative, &caption, options.pictures.then(|| histogram::picture(&bins))))
-        (details("Counts of the histogram", &counts(&bins)))
-    }
+    beside(
+        &figure(&alternative, &caption, options.pictures.then(|| histogram::picture(&bins))),
+        &counts(&bins),
+    )
 }
 
 fn counts(bins: &histogram::Bins) -> Markup {
     let last = bins.new.len().saturating_sub(1);
-    let rows: Vec<Markup> = (0..bins.new.len())
-        .map(|at| {
-            let from = bins.start + at as f64 * bins.width;
-            let range = match at {
-                0 => format!("below {}", text::micros(from + bins.width)),
-                at if at == last => format!("{} and more", text::micros(from)),
-                _ => format!("{} – {}", text::micros(from), text::micros(from + bins.width)),
-            };
-            html! {
-                (number(from, &range))
-                (number(bins.new[at] as f64, &bins.new[at].to_string()))
-                (maybe(bins.old.get(at).map(|count| (*count as f64, count.to_string()))))
-            }
-        })
-        .collect();
-    table(
-        "Replays by time; the first and the last row have all that lies beyond",
-        &[("Time, µs", true), ("New side", true), ("Old side", true)],
-        &rows,
-    )
+    let edge = |at: usize| text::with_step(bins.start + at as f64 * bins.width, bins.width);
+    let row = |(at, new): (usize, &usize)| {
+        let range = match at {
+            0 => format!("below {}", edge(1)),
+            at if at == last => format!("{} and more", edge(at)),
+            _ => format!("{} – {}", edge(at), edge(at + 1)),
+        };
+        html! {
+            (number(at as f64, &range))
+            (number(*new as f64, &new.to_string()))
+            @if let Some(old) = bins.old.get(at) { (number(*old as f64, &old.to_string())) }
+        }
+    };
+    let rows: Vec<Markup> = bins.new.iter().enumerate().map(row).collect();
+    let columns = [("Time, µs", true), ("New side", true), ("Old side", true)];
+    let columns = if bins.old.is_empty() { &columns[..2] } else { &columns };
+    table("Replays by time", columns, &rows)
 }
 
-/// Between the quartiles Freedman and Diaconis' rule decides the width, 2·IQR/∛n. Far outliers go to the outermost bins, so that
-/// they do not leave one bar to all others.
+/// A side's quartiles, and the width that Freedman and Diaconis' rule gives its bins: 2·IQR/∛n.
+fn quartiles(times: &[f64]) -> Option<(f64, f64, f64)> {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = |part: usize| sorted.get((sorted.len() * part / 4).min(sorted.len().saturating_sub(1))).copied();
+    let (first, third) = (at(1)?, at(3)?);
+    Some((first, third, 2.0 * (third - first) / (sorted.len() as f64).cbrt()))
+}
+
+/// The finer width of both sides. Far outliers go to the outermost bins, so that they do not leave one bar to all others.
 fn bins(new: &[f64], old: &[f64]) -> histogram::Bins {
-    let mut all: Vec<f64> = new.iter().chain(old).copied().collect();
-    all.sort_by(f64::total_cmp);
-    let at = |part: f64| all[((all.len() - 1) as f64 * part) as usize];
-    let (first, third) = (at(0.25), at(0.75));
-    let reach = 4.0 * (third - first).max(third * 1e-4);
-    let (start, end) = (at(0.0).max(first - reach), at(1.0).min(third + reach));
-    let width = 2.0 * (third - first) / (all.len() as f64).cbrt();
-    let count = if width > 0.0 { ((end - start) / width).ceil().clamp(8.0, 40.0) } else { 8.0 };
-    let width = ((end - start) / count).max(third * 1e-6);
+    let sides: Vec<(f64, f64, f64)> = [new, old].into_iter().filter_map(quartiles).collect();
+    let reach = |(first, third, _): &(f64, f64, f64)| 4.0 * (third - first).max(third * 1e-4);
+    let low = sides.iter().map(|side| side.0 - reach(side)).fold(f64::MAX, f64::min);
+    let high = sides.iter().map(|side| side.1 + reach(side)).fold(0.0, f64::max);
+    let (least, most) =
+        new.iter().chain(old).fold((f64::MAX, 0.0_f64), |(l, m), us| (l.min(*us), m.max(*us)));
+    let (start, end) = (least.max(low), most.min(high));
+    let width = sides.iter().map(|side| side.2).filter(|width| *width > 0.0).fold(f64::MAX, f64::min);
+    let count = ((end - start) / width).ceil().clamp(8.0, 50.0);
+    let width = ((end - start) / count).max(end * 2e-5);
     let count = count as usize;
     let fill = |times: &[f64]| {
         let mut counts = vec![0; count];
@@ -238,10 +252,7 @@ pub fn by_rank(sidecar: &Sidecar, options: &Options) -> Markup {
         text::micros(middle),
         text::micros(worst)
     );
-    html! {
-        (figure(&caption, &caption, options.pictures.then(|| skew::picture(&skews))))
-        (ranks(sidecar))
-    }
+    beside(&figure(&caption, &caption, options.pictures.then(|| skew::picture(&skews))), &ranks(sidecar))
 }
 
 fn ranks(sidecar: &Sidecar) -> Markup {

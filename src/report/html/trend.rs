@@ -5,7 +5,7 @@ use std::path::Path;
 use maud::{Markup, html};
 
 use super::gather::Benchmark;
-use super::layout::{figure, maybe, number, table};
+use super::layout::{beside, figure, maybe, number, table};
 use super::picture::trend::{Point, picture};
 use super::timing::{sample_medians, spread};
 use super::{Options, text};
@@ -100,11 +100,16 @@ pub fn section(benchmark: &Benchmark, current: &Sidecar, options: &Options) -> M
         ("Runs", true),
         ("Configuration", false),
     ];
-    html! {
+    let shown = html! {
         @if several { (figure(&alternative, &caption, options.pictures.then(|| picture(&points)))) }
         @else { p.note { "One measurement so far: " code { "--save-baseline @HEAD" } " keeps one for each commit." } }
-        (table(&format!("All measurements. {caption}"), &columns, &lines))
-    }
+    };
+    let title = if several && options.pictures {
+        "All measurements"
+    } else {
+        &format!("All measurements. {caption}")
+    };
+    beside(&shown, &table(title, &columns, &lines))
 }
 
 /// The fields in which a measurement's configuration is not the last one's.

@@ -15,9 +15,9 @@ pub struct Bar {
     pub span: f64,
 }
 
-const WIDTH: i32 = 980;
+const WIDTH: i32 = 480;
 /// Height of a bar with its label above it.
-const ROW: i32 = 50;
+const ROW: i32 = 57;
 
 /// Bars below each other on one scale; the outline beyond a bar is time in which no kernel ran.
 pub fn picture(bars: &[Bar]) -> Drawn {
@@ -36,7 +36,7 @@ pub fn picture(bars: &[Bar]) -> Drawn {
 }
 
 fn axis(root: &Area<'_>, end: f64, bottom: i32, x: &dyn Fn(f64) -> i32) -> Part {
-    let marks = ticks(&(0.0..end), 8.0);
+    let marks = ticks(&(0.0..end), 4.0);
     let base = bottom - 22 * SCALE;
     let below = Pos::new(HPos::Center, VPos::Top);
     for (at, us) in marks.iter().enumerate() {

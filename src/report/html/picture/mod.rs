@@ -20,6 +20,8 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::text;
+
 /// A picture, or why there is none.
 pub type Drawn = Result<String, String>;
 
@@ -116,7 +118,7 @@ fn range(values: impl IntoIterator<Item = f64>) -> Range<f64> {
         return 0.0..1.0;
     }
     // Less than this could not be told apart on an axis.
-    let margin = ((high - low) * 0.06).max(high.abs().max(low.abs()) * 1e-4).max(1e-9);
+    let margin = ((high - low) * 0.06).max(high.abs().max(low.abs()) * 2e-4).max(1e-9);
     low - margin..high + margin
 }
 
@@ -133,9 +135,7 @@ fn ticks(range: &Range<f64>, wanted: f64) -> Vec<f64> {
 
 /// A number at a tick, with the decimals that tell it from the next one.
 fn at_tick(value: f64, ticks: &[f64]) -> String {
-    let step = ticks.windows(2).next().map_or(1.0, |pair| pair[1] - pair[0]);
-    let digits = (-(step.log10() + 1e-9).floor()).clamp(0.0, 9.0) as usize;
-    format!("{value:.digits$}").replace('-', "−")
+    text::with_step(value, ticks.windows(2).next().map_or(1.0, |pair| pair[1] - pair[0]))
 }
 
 /// How a chart's axis is marked.
@@ -155,9 +155,9 @@ fn chart<'a>(
     area.draw(&Text::new(title.to_owned(), (0, 0), font(INK)))?;
     let mut chart = ChartBuilder::on(area)
         .margin_top(24 * SCALE)
-        .margin_right(10 * SCALE)
+        .margin_right(22 * SCALE)
         .x_label_area_size(if along.is_empty() { 20 * SCALE } else { 36 * SCALE })
-        .y_label_area_size(54 * SCALE)
+        .y_label_area_size(58 * SCALE)
         .build_cartesian_2d(x.range.clone(), y.range.clone())?;
     // The texts of plotters' own axes are placed by widths that it can only guess; these are anchored.
     let (left, below) = (Pos::new(HPos::Right, VPos::Center), Pos::new(HPos::Center, VPos::Top));

@@ -6,6 +6,7 @@ use super::{
     Area, Chart, Colour, Drawn, Marks, NEW, OLD, Part, QUIET, SCALE, at_tick, chart, draw, font, line, range,
     ticks,
 };
+use crate::stats::median;
 
 /// More replays than this are drawn as ranges of neighbours: a picture must not weigh megabytes.
 pub const MAX_POINTS: usize = 1200;
@@ -81,7 +82,10 @@ fn points(chart: &mut Chart<'_>, values: &[f64], colour: Colour) -> Part {
         let x = (at * size) as f64 + some.len() as f64 / 2.0 + 0.5;
         let (low, high) =
             some.iter().fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(*v), high.max(*v)));
-        chart.draw_series([PathElement::new(vec![(x, low), (x, high)], line(colour, 1))])?;
+        let range = colour.1.mix(0.35).stroke_width(SCALE.unsigned_abs());
+        chart.draw_series([PathElement::new(vec![(x, low), (x, high)], range)])?;
+        let middle = median(some).unwrap_or(low);
+        chart.draw_series([Circle::new((x, middle), 3, colour.1.filled())])?;
     }
     Ok(())
 }

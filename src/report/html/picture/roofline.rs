@@ -30,12 +30,12 @@ pub fn picture(points: &[Point], roof: Roof) -> Drawn {
     let ridge = roof.flops / roof.bytes;
     let x = decades(points.iter().map(|point| point.intensity).chain([ridge * 4.0, ridge / 4.0]));
     let y = decades(points.iter().map(|point| point.rate).chain([roof.flops * 1.3]));
-    draw((720, 400), |root| {
+    draw((480, 330), |root| {
         let mut chart = chart(
             root,
             ("reached, FLOP/s", "FLOP a byte read"),
-            Marks { range: x.clone(), ticks: marks(&x), label: &|at| text::si(10_f64.powf(*at)) },
-            Marks { range: y.clone(), ticks: marks(&y), label: &|at| text::si(10_f64.powf(*at)) },
+            Marks { range: x.clone(), ticks: marks(&x), label: &|at| text::si_tick(10_f64.powf(*at)) },
+            Marks { range: y.clone(), ticks: marks(&y), label: &|at| text::si_tick(10_f64.powf(*at)) },
         )?;
         // From where memory's slope enters the picture to the ridge, then level.
         let slope = |at: f64| at + roof.bytes.log10();
@@ -49,7 +49,7 @@ pub fn picture(points: &[Point], roof: Roof) -> Drawn {
             .draw_series([EmptyElement::at((x.end, roof.flops.log10()))
                 + Text::new(level, (-4 * SCALE, -5 * SCALE), above)])?;
         let slanted = format!("{}B/s read", text::si(roof.bytes));
-        let middle = start + (ridge.log10() - start) * 0.45;
+        let middle = start + (ridge.log10() - start) * 0.75;
         let beside = font(QUIET).pos(Pos::new(HPos::Right, VPos::Bottom));
         chart
             .draw_series([EmptyElement::at((middle, slope(middle)))

@@ -20,15 +20,15 @@ pub struct Point {
 
 /// A line of medians with ranges; points are numbered as in the table.
 pub fn picture(points: &[Point]) -> Drawn {
-    draw((980, 260), |root| {
+    draw((480, 250), |root| {
         let x = 0.5..points.len() as f64 + 0.5;
         let y = range(points.iter().flat_map(|point| [point.low, point.high, point.median]));
         let y = y.start..y.end + (y.end - y.start) * 0.12; // room for labels
-        let x_ticks: Vec<f64> = ticks(&x, 16.0).into_iter().filter(|at| at.fract() == 0.0).collect();
+        let x_ticks: Vec<f64> = ticks(&x, 10.0).into_iter().filter(|at| at.fract() == 0.0).collect();
         let y_ticks = ticks(&y, 4.0);
         let mut chart = chart(
             root,
-            ("median, µs", "baseline, numbered as in the table"),
+            ("median, µs", "number in the table"),
             Marks { range: x, ticks: x_ticks, label: &|at| format!("{at:.0}") },
             Marks { range: y, ticks: y_ticks.clone(), label: &|at| at_tick(*at, &y_ticks) },
         )?;
