@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use super::gather::Benchmark;
 use super::layout::{details, page as shell};
 use super::timing::{self, Replays, spread};
-use super::{Options, kernels, requests, text, trend};
+use super::{Options, kernels, ranks, requests, text, trend};
 use crate::backend::Telemetry;
 use crate::baseline::{SIDECAR, Sidecar};
 use crate::stats::median;
@@ -33,7 +33,7 @@ pub fn page(benchmark: &Benchmark, options: &Options) -> Markup {
     let section = |fragment: &str| match fragment {
         "replays" => timing::over_time(sidecar, options),
         "distribution" => timing::distribution(benchmark, (name, sidecar), options),
-        "ranks" => timing::by_rank(sidecar, options),
+        "ranks" => ranks::section(sidecar, options),
         "kernels" => kernels::section(benchmark, (name, sidecar), options),
         "requests" => requests::section(sidecar),
         "trend" => trend::section(benchmark, sidecar, options),

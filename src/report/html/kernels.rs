@@ -24,6 +24,9 @@ impl Pair<'_> {
     }
 }
 
+/// A figure of a whole profile and its title.
+type Total = (&'static str, fn(&Profile) -> f64);
+
 /// Both sides' profiles and what they are called.
 struct Sides<'a> {
     new: &'a [Profile],
@@ -128,7 +131,7 @@ fn kernel_table(sides: &Sides<'_>, rank: usize, pairs: &[Pair<'_>]) -> Markup {
     };
     let rows: Vec<Markup> = pairs.iter().enumerate().map(row).collect();
     let total = |profiles: &[Profile], of: fn(&Profile) -> f64| profiles.get(rank).map(of);
-    let totals: [(&str, fn(&Profile) -> f64); 3] = [
+    let totals: [Total; 3] = [
         ("All kernels (busy)", |profile| profile.busy_us),
         ("First start to last end (span)", |profile| profile.span_us),
         ("Before the forward, not in it", |profile| profile.pre_forward_us),

@@ -9,6 +9,7 @@ mod index;
 mod kernels;
 mod layout;
 mod picture;
+mod ranks;
 mod requests;
 mod roofline;
 mod text;
