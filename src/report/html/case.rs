@@ -205,10 +205,11 @@ fn timers(sidecar: &Sidecar) -> String {
 
 fn checks(sidecar: &Sidecar) -> String {
     let checks = &sidecar.checks;
+    let difference = |rms: f64| if rms == 0.0 { "not at all".to_owned() } else { format!("by {rms:.1e}") };
     format!(
-        "two eager runs differ by {:.1e}, the recorded step from the eager one by {:.1e} (relative RMS); replays {}; outputs {}",
-        checks.eager_repeat.relative_rms,
-        checks.graph_vs_eager.relative_rms,
+        "two eager runs differ {}, the recorded step from the eager one {} (relative RMS); replays {}; outputs {}",
+        difference(checks.eager_repeat.relative_rms),
+        difference(checks.graph_vs_eager.relative_rms),
         if checks.graph_deterministic { "agree bit for bit" } else { "differ" },
         if checks.finite { "finite" } else { "not finite" }
     )

@@ -67,7 +67,8 @@ pub fn section(book: &Book, options: &Options) -> Markup {
         @if without > 0 {
             p.note {
                 (without) @if without == 1 { " case has" } @else { " cases have" }
-                " no place in it: its device's ceilings (read bandwidth, rate of a matrix product) are not measured, as on a CPU, or there was no room to measure them."
+                " no place in it: the ceilings of the device (read bandwidth, rate of a matrix product) are not measured, \
+                 as on a CPU, or there was no room to measure them."
             }
         }
         @if old > 0 {
