@@ -8,7 +8,6 @@ use super::gather::Benchmark;
 use super::layout::{details, page as shell};
 use super::timing::{self, Replays, spread};
 use super::{Options, kernels, ranks, requests, text, trend};
-use crate::backend::Telemetry;
 use crate::baseline::{SIDECAR, Sidecar};
 use crate::stats::median;
 
@@ -117,15 +116,16 @@ fn figures(name: &str, sidecar: &Sidecar) -> Markup {
         dl.figures aria-label={ "Figures of " (name) } {
             @for (title, value) in list { div { dt { (title) } dd { (value) } } }
         }
-        (warnings(telemetry))
+        (warnings(sidecar))
     }
 }
 
-fn warnings(telemetry: Option<&Telemetry>) -> Markup {
-    let Some(Telemetry { throttled, other_processes, .. }) = telemetry else { return html! {} };
+fn warnings(sidecar: &Sidecar) -> Markup {
+    let Some(telemetry) = &sidecar.around.telemetry else { return html! {} };
+    let (limits, others) = (&telemetry.throttled, &telemetry.other_processes);
     html! {
-        @if !throttled.is_empty() { p.note { "The clock was held back by: " (throttled.join(", ")) "." } }
-        @if !other_processes.is_empty() { p.note { "Others computed on this device: " (other_processes.join(", ")) "." } }
+        @if !limits.is_empty() { p.note { "The clock was held back by: " (limits.join(", ")) "." } }
+        @if !others.is_empty() { p.note { "Others computed on this device: " (others.join(", ")) "." } }
     }
 }
 
