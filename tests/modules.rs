@@ -28,7 +28,8 @@ fn source() -> PathBuf {
 
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+    let all = entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] });
+    all.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
 }
 
 /// The module of the table that a file belongs to: the longest name that fits its path.

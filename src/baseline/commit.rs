@@ -1,6 +1,8 @@
-//! Names of baselines that are commits: `@HEAD` and `@REV`, asked of git.
+//! Names of baselines that are commits: `@HEAD` and `@REV`, asked of git, and the order of commits.
 
+use std::collections::HashMap;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::{BaselineError, Store};
@@ -95,4 +97,72 @@ pub fn dirty_diff() -> Option<String> {
     let output = hash.wait_with_output().ok()?;
     written.ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Positions of commits in the history of the repository around `folder`, parents before children (`git rev-list
+/// --topo-order`). Commits are hexadecimal, in full or not; what git does not know, or what is no commit, has no position.
+#[must_use]
+pub fn order<'a>(folder: &Path, commits: &[&'a str]) -> HashMap<&'a str, usize> {
+    order_if_known(folder, commits).unwrap_or_default()
+}
+
+fn order_if_known<'a>(folder: &Path, commits: &[&'a str]) -> Option<HashMap<&'a str, usize>> {
+    let plain = |commit: &&&str| {
+        (7..=64).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let commits: Vec<&str> = commits.iter().filter(plain).copied().collect();
+    let hashes = full_hashes(folder, &commits)?;
+    let mut known: Vec<&str> = hashes.iter().flatten().map(String::as_str).collect();
+    known.sort_unstable();
+    known.dedup();
+    if known.is_empty() {
+        return None;
+    }
+    // What all of them have in common need not be walked: it may be a long history.
+    let base = git_in(folder, &["merge-base", "--octopus"], &known);
+    let without = base.as_ref().map(|base| format!("^{base}"));
+    let mut walk = known.clone();
+    walk.extend(without.as_deref());
+    let walked = git_in(folder, &["rev-list", "--topo-order", "--reverse"], &walk)?;
+    let positions: HashMap<&str, usize> = base
+        .iter()
+        .map(String::as_str)
+        .chain(walked.lines())
+        .enumerate()
+        .map(|(at, hash)| (hash, at))
+        .collect();
+    let position =
+        |(commit, hash): (&'a str, &Option<String>)| Some((commit, *positions.get(hash.as_deref()?)?));
+    Some(commits.into_iter().zip(&hashes).filter_map(position).collect())
+}
+
+fn git_in(folder: &Path, arguments: &[&str], more: &[&str]) -> Option<String> {
+    let output = Command::new("git").arg("-C").arg(folder).args(arguments).args(more).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The full hash of each commit that git knows.
+fn full_hashes(folder: &Path, commits: &[&str]) -> Option<Vec<Option<String>>> {
+    let mut git = Command::new("git")
+        .arg("-C")
+        .arg(folder)
+        .args(["cat-file", "--batch-check"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let asked: String = commits.iter().map(|commit| format!("{commit}\n")).collect();
+    let mut stdin = git.stdin.take()?;
+    // From a thread of its own: git answers while it is still being asked, and a full pipe would stop both.
+    let asking = std::thread::spawn(move || stdin.write_all(asked.as_bytes()));
+    let output = git.wait_with_output().ok()?;
+    let _ = asking.join(); // a git that stopped early is seen by its status
+    let answer = String::from_utf8_lossy(&output.stdout);
+    let hash = |line: &str| match line.split(' ').collect::<Vec<_>>().as_slice() {
+        [hash, "commit", _] => Some((*hash).to_owned()),
+        _ => None,
+    };
+    let hashes: Vec<_> = answer.lines().map(hash).collect();
+    (output.status.success() && hashes.len() == commits.len()).then_some(hashes)
 }

@@ -177,6 +177,9 @@ pub struct Compared {
     pub median_us: f64,
     /// What came of it.
     pub verdict: verdict::Verdict,
+    /// Its kernels by rank, where they were traced: the baseline itself may have been replaced since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<crate::profile::Profile>,
 }
 
 /// One rank's replays.

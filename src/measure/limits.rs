@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::backend::{GemmRate, Telemetry};
-use crate::units::Nanos;
+use crate::units::{Bytes, Flops, Nanos};
 
 /// The ceilings that a device showed in this process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,13 +43,29 @@ pub struct Floors {
     pub serial_floor_us: f64,
     /// The ceilings.
     pub ceilings: Measured,
+    /// What a forward must read, in bytes; zero in files from before this was kept.
+    #[serde(default)]
+    pub bytes: f64,
+    /// What a forward must compute, in floating point operations; zero in files from before this was kept.
+    #[serde(default)]
+    pub flops: f64,
 }
 
 impl Floors {
-    /// From the floors of the model's cost.
+    /// From the floors of the model's cost, and what they follow from.
     #[must_use]
-    pub fn new(floor: Nanos, serial_floor: Nanos, ceilings: Measured) -> Self {
-        Self { floor_us: floor.micros(), serial_floor_us: serial_floor.micros(), ceilings }
+    pub fn new(
+        (floor, serial_floor): (Nanos, Nanos),
+        (bytes, flops): (Bytes, Flops),
+        ceilings: Measured,
+    ) -> Self {
+        Self {
+            floor_us: floor.micros(),
+            serial_floor_us: serial_floor.micros(),
+            ceilings,
+            bytes: bytes.0 as f64,
+            flops: flops.0 as f64,
+        }
     }
 }
 

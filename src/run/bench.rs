@@ -9,6 +9,7 @@ use super::ceilings::Known;
 use super::compare::Baselines;
 use super::device::{self, Loaded};
 use super::output;
+use super::pages;
 use super::profiles::Profiles;
 use super::progress::Progress;
 use super::sidecar::{self, Earlier, Measured, Origin, now};
@@ -74,6 +75,7 @@ pub fn load(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure
     harness.finish();
     let kernels = |id: &str| store.sidecar(id, loaded_name).ok().flatten().map(|loaded| loaded.profiles);
     verdicts.explain(|id| kernels(id).unwrap_or_default());
+    pages::write(store, !cli.criterion.noplot);
     let fatal = verdicts.fatal();
     output::summary(cli, &verdicts.finish(cli)?)?;
     Ok(if fatal { REGRESSION } else { 0 })
@@ -459,6 +461,9 @@ impl Bench<'_> {
             self.status = self.status.max(REGRESSION);
         }
         output::summary(self.cli, &self.verdicts.finish(self.cli)?)?;
+        if self.turns.is_none() {
+            pages::write(self.store, !self.cli.criterion.noplot);
+        }
         Ok(self.status)
     }
 }

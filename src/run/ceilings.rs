@@ -62,6 +62,7 @@ impl Before {
             read: Bytes(measured.read_bytes_per_second as u128),
             gemm: Flops(measured.gemm_flops_per_second() as u128),
         };
-        Ok(Floors::new(cost::floor(costs, rates), cost::serial_floor(costs, rates), measured))
+        let floors = (cost::floor(costs, rates), cost::serial_floor(costs, rates));
+        Ok(Floors::new(floors, (cost::total_bytes(costs), cost::total_flops(costs)), measured))
     }
 }

@@ -15,6 +15,7 @@ mod diff;
 mod handover;
 mod ids;
 mod output;
+mod pages;
 mod plan;
 mod profiles;
 mod progress;

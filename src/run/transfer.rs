@@ -3,7 +3,7 @@
 use std::io::{BufWriter, ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
 
-use super::{Failure, project};
+use super::{Failure, pages, project};
 use crate::baseline::targets::{FOLDER, slug};
 use crate::baseline::transfer::{self, Listed};
 use crate::baseline::{Store, check_name, commit};
@@ -56,6 +56,7 @@ fn import(store: &Store, path: &Path) -> Result<(), Failure> {
         eprintln!("another baseline {} was there and is set aside as {}", imported.name, path.display());
     }
     eprintln!("{}: baseline {} of {} cases is here", path.display(), imported.name, imported.benchmarks);
+    pages::write(store, true);
     drop(lock);
     Ok(())
 }

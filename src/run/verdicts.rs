@@ -143,6 +143,7 @@ pub fn compared(name: &str, old: &Sidecar, verdict: Verdict) -> Compared {
         commit: old.commit.clone(),
         date: old.date.clone(),
         median_us: old.median_us,
+        profiles: old.profiles.clone(),
         verdict,
     }
 }

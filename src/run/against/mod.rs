@@ -21,6 +21,7 @@ use std::path::Path;
 
 use super::children::Interrupt;
 use super::output;
+use super::pages;
 use super::suite::Entry;
 use super::verdicts::{Verdicts, Version, compared};
 use super::{CASE, Failure, REGRESSION};
@@ -151,5 +152,6 @@ fn judge(
         output::bmf(path, &metrics)?;
     }
     save::criterions_verdict(sides, scratch)?;
+    pages::write(store, !cli.criterion.noplot);
     Ok(if summary.fatal() { status.max(REGRESSION) } else { status })
 }
