@@ -193,7 +193,7 @@ class Attention:
         counts = [(k + block_size - 1) // block_size for _, k in requests]
         total = sum(counts)
         self.kv = torch.empty(total + 1, 2, block_size, kv_heads, head_dim, device=dev, dtype=dtype).normal_()
-        perm = (torch.randperm(total, device=dev) + 1).to(torch.int32)
+        perm = (torch.randperm(total).to(dev) + 1).to(torch.int32)
         tables = torch.zeros(len(requests), max(counts), dtype=torch.int32, device=dev)
         at = 0
         for r, ((q, k), n) in enumerate(zip(requests, counts)):
@@ -334,9 +334,9 @@ def check_rope(k, judge, configs):
             qn, kn = ((1 + 0.2 * torch.randn(d, device=dev)).to(dt) for _ in range(2))
             if not normed:
                 qn = kn = None
-            pos = (torch.randperm(2000, device=dev)[:t] + rotate_offset).to(torch.int32)
+            pos = (torch.randperm(2000).to(dev)[:t] + rotate_offset).to(torch.int32)
             blocks = (t + bs - 1) // bs + 5
-            slots = torch.randperm(blocks * bs, device=dev)[:t].to(torch.int64)
+            slots = torch.randperm(blocks * bs).to(dev)[:t].to(torch.int64)
             inv = 1.0 / (10000 ** (torch.arange(0, d, 2, device=dev).double() / d))
             angle = torch.arange(3100, device=dev).double()[:, None] * inv
             table = torch.stack([angle.cos(), angle.sin()], -1).float().contiguous()
