@@ -90,7 +90,7 @@ impl Backend {
         if *self == Self::Cpu {
             return Protocol::own_models(0.05);
         }
-        let (min, max) = if takes_turns { (1, 2) } else { (3, 15) };
+        let (min, max) = if takes_turns { (1, 6) } else { (3, 15) };
         let (min_warm_up, max_warm_up) = (Duration::from_secs(min), Duration::from_secs(max));
         Protocol { min_warm_up, max_warm_up, ..Protocol::own_models(0.002) }
     }

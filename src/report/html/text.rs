@@ -106,7 +106,7 @@ pub fn verdict(verdict: &Verdict) -> Markup {
     html! {
         span.state.(class) {
             span.word { span aria-hidden="true" { (sign) } " " (word) }
-            @if let Some(why) = &verdict.why { " (" (why) ")" }
+            @if let Some(why) = &verdict.why { span.why { " (" (why) ")" } }
         }
     }
 }

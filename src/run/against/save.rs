@@ -36,6 +36,11 @@ pub fn both(
         let medians: Vec<f64> = sidecar.runs.iter().map(|run| run.median_us).collect();
         sidecar.median_us = crate::stats::median(&medians).unwrap_or(sidecar.median_us);
         sidecar.compared = None;
+        let telemetry = sidecar.runs.iter_mut().map(|run| &mut run.telemetry);
+        for telemetry in telemetry.chain([&mut sidecar.around.telemetry]).flatten() {
+            // The other side's process is no stranger on the device.
+            telemetry.other_processes.retain(|name| !sides.iter().any(|side| side.is(name)));
+        }
     }
     old_sidecar.commit.clone_from(&old.commit);
     old_sidecar.dirty_diff = None;

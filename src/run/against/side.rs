@@ -86,6 +86,12 @@ impl Side {
         }
     }
 
+    /// Whether a process's name, as the device's driver gives it, is of this side's executable.
+    pub fn is(&self, process: &str) -> bool {
+        let file = self.executable.file_name().unwrap_or_default().to_string_lossy();
+        process.split(" (pid").next().is_some_and(|name| name.ends_with(&*file))
+    }
+
     /// The baseline that its processes save under.
     pub fn baseline(&self) -> &'static str {
         self.which.baseline()
