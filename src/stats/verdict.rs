@@ -129,11 +129,17 @@ pub fn overall(cases: &[Sides<'_>], rules: &Rules) -> Option<Verdict> {
 fn state(effect: &Effect, margin_pct: f64) -> State {
     if effect.excludes_zero() && effect.pct.abs() > margin_pct {
         if effect.pct > 0.0 { State::Slower } else { State::Faster }
-    } else if effect.low >= -margin_pct && effect.high <= margin_pct {
+    } else if log(effect.low) >= -log(margin_pct) && log(effect.high) <= log(margin_pct) {
         State::Same
     } else {
         State::Ambiguous
     }
+}
+
+/// A change in percent as a logarithm: there an interval as wide as the noise lies within it only if the effect is nothing, while
+/// in percent it would be narrower below than above.
+fn log(pct: f64) -> f64 {
+    (pct / 100.0).ln_1p()
 }
 
 /// Whether the cycles show the change of the time: surely, in the same direction, and at least half of it.

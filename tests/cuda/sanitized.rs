@@ -14,7 +14,7 @@ const CASES: [&str; 6] =
 fn steps(preset: &str, overrides: &str) {
     let config = ModelConfig::resolve(preset, Some(overrides)).unwrap();
     let model = Model::new(config, 16, 1024).unwrap();
-    let options = CudaOptions { products: Products::Ours, max_tokens: 16, ..cuda_options(Dtype::Bfloat16) };
+    let options = CudaOptions { products: Products::Ours, max_tokens: 256, ..cuda_options(Dtype::Bfloat16) };
     let mut cuda = CudaDevice::new(&model.spec, &Weights::Dummy { seed: 5 }, &options).unwrap();
     for case in CASES {
         let batch = batch(case, model.spec.kv_groups[0], 2);

@@ -94,7 +94,8 @@ pub enum Products {
     /// Whichever kernel is the fastest, cuBLASLt's or ours.
     #[default]
     Fastest,
-    /// Ours alone, which serve up to 16 rows: sanitizers take minutes to load cuBLASLt, so it is not even started.
+    /// Ours alone, 16 rows at a time however many there are: sanitizers take minutes to load cuBLASLt, so it is not even
+    /// started. Slow, and of no use for timing.
     Ours,
 }
 
@@ -187,7 +188,8 @@ impl Gemm {
             Products::Ours => Vec::new(),
         };
         if shape.k.is_multiple_of(8) {
-            all.extend((0..gemv_variants(shape.t).len()).map(Algorithm::Gemv));
+            let rows = if self.products == Products::Ours { shape.t.min(GEMV_ROWS) } else { shape.t };
+            all.extend((0..gemv_variants(rows).len()).map(Algorithm::Gemv));
         }
         if all.is_empty() {
             let Shape { t, n, k, .. } = shape;
@@ -236,9 +238,25 @@ impl Gemm {
         operands: &Operands,
     ) -> Result<(), BackendError> {
         match algorithm {
-            Algorithm::Gemv(variant) => self.run_gemv(shape, variant, operands),
+            Algorithm::Gemv(variant) if shape.t <= GEMV_ROWS => self.run_gemv(shape, variant, operands),
+            Algorithm::Gemv(variant) => self.run_slices(shape, variant, operands),
             Algorithm::Lt(data) => self.run_lt(shape, sys::cublasLtMatmulAlgo_t { data }, operands),
         }
+    }
+
+    /// The kernel for few rows over many, 16 at a time; the last rows may be fewer, and still take the variant for more than 8.
+    fn run_slices(&self, shape: Shape, variant: usize, operands: &Operands) -> Result<(), BackendError> {
+        for first in (0..shape.t).step_by(GEMV_ROWS) {
+            let slice = Shape { t: GEMV_ROWS.min(shape.t - first), ..shape };
+            let after = |address: u64, width: usize| address + (first * width * 2) as u64;
+            let (x, out) = (after(operands.x, shape.k), after(operands.out, shape.n));
+            self.run_gemv(
+                slice,
+                variant.min(gemv_variants(slice.t).len() - 1),
+                &Operands { x, out, ..*operands },
+            )?;
+        }
+        Ok(())
     }
 
     fn run_gemv(&self, shape: Shape, variant: usize, operands: &Operands) -> Result<(), BackendError> {

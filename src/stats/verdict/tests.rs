@@ -199,3 +199,11 @@ fn lines_say_all_of_it() {
         Some("same: +0.00 % [-0.49, +0.49] in time")
     );
 }
+
+/// From processes on a GPU whose clock swings: the interval is exactly as wide as the noise, so nothing is known to be the same.
+#[test]
+fn an_interval_as_wide_as_the_noise_shows_nothing() {
+    let effect = |pct, low, high| Effect { pct, low, high };
+    assert_eq!(state(&effect(-0.11, -6.48, 6.70), 6.82), State::Ambiguous);
+    assert_eq!(state(&effect(0.07, -0.06, 0.20), 1.0), State::Same);
+}
