@@ -54,6 +54,7 @@ impl Setup {
             q_norm: None,
             k_norm: None,
             eps: 1e-6,
+            sinks: None,
         }
     }
 

@@ -82,6 +82,43 @@ fn llama_with_yarn_and_wide_heads() {
 }
 
 #[test]
+fn mixtral_with_a_tensor_for_each_expert() {
+    agrees("mixtral-tiny");
+}
+
+#[test]
+fn mixtral_with_a_window_and_one_tensor_for_all_experts() {
+    agrees("mixtral-stacked-tiny");
+}
+
+#[test]
+fn qwen3_moe() {
+    agrees("qwen3-moe-tiny");
+}
+
+#[test]
+fn qwen3_moe_with_dense_layers_in_between_and_without_renormalisation() {
+    let experts = model("qwen3-moe-sparse-tiny", 16).config.experts.unwrap();
+    assert_eq!(experts.layers, [false, true, false, false, false, true]);
+    agrees("qwen3-moe-sparse-tiny");
+}
+
+#[test]
+fn gpt_oss() {
+    agrees("gpt-oss-tiny");
+}
+
+#[test]
+fn gpt_oss_with_other_layers_experts_and_window() {
+    agrees("gpt-oss-deep-tiny");
+}
+
+#[test]
+fn gpt_oss_in_mxfp4() {
+    agrees("gpt-oss-mxfp4-tiny");
+}
+
+#[test]
 fn sixteen_bit_types_are_near() {
     for (dtype, tolerance) in [(Dtype::Bfloat16, 0.05), (Dtype::Float16, 0.005)] {
         let model = model("llama-tiny", 16);

@@ -8,9 +8,12 @@ pub mod cpu;
 #[cfg(feature = "cuda-api")]
 pub mod cuda;
 pub mod dummy;
+mod experts;
+pub mod fit;
 mod tape;
 mod traced;
 
+pub use experts::{Activation, Moe, Routing, Scoring};
 pub use traced::{Activity, Part, Traced, Tracing};
 
 use crate::batch::{Batch, KvGroup};
@@ -52,14 +55,37 @@ pub enum WeightRole {
     Bias,
 }
 
+/// How a checkpoint's tensor becomes rows of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Its elements as they lie.
+    Plain,
+    /// `[…, columns, rows]`: each of its matrices is transposed.
+    Transposed,
+    /// Two tensors, `NAME_blocks` (U8, `[…, rows, columns / 32, 16]`) and `NAME_scales` (U8, `[…, rows, columns / 32]`), of
+    /// the OCP Microscaling format MXFP4; `shape` is that of the values, `[…, rows, columns]`.
+    Mxfp4,
+}
+
+/// A tensor of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name without the `model.` prefix.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// How it becomes rows.
+    pub form: Form,
+}
+
 /// One weight of a model, as the device stores it: perhaps several tensors of a checkpoint stacked by rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightSpec {
     /// Name for messages, such as `layers.3.self_attn.qkv_proj.weight`.
     pub name: String,
-    /// The checkpoint's tensors, top to bottom, each with its rows (a norm or bias: its elements, side by side);
-    /// without the `model.` prefix.
-    pub parts: Vec<(String, usize)>,
+    /// The ways in which a checkpoint may have it, the usual one first. Each is a list of tensors that fill the weight from top
+    /// to bottom (a norm or bias: side by side).
+    pub parts: Vec<Vec<TensorSpec>>,
     /// Rows in all.
     pub rows: usize,
     /// Columns.
@@ -111,6 +137,8 @@ pub struct Attention {
     pub k_norm: Option<WeightId>,
     /// Epsilon of both.
     pub eps: f32,
+    /// One logit for each query head that joins the softmax's denominator and has no value, `[1, q_heads]`.
+    pub sinks: Option<WeightId>,
 }
 
 /// Everything a device must know of a model before it can hold it.
@@ -165,6 +193,10 @@ pub trait Ops {
 
     /// `out = silu(gate) * up`.
     fn silu_mul(&mut self, gate_up: Act, out: Act) -> Result<(), BackendError>;
+
+    /// A block of experts: of each row of `x` the gate's product chooses [`Moe::top_k`] experts, and `out` is the sum of what
+    /// those compute, each times its weight. `x` and `out` are as wide as the model.
+    fn moe(&mut self, x: Act, moe: &Moe, out: Act) -> Result<(), BackendError>;
 }
 
 /// A forward, written over [`Ops`].
@@ -302,6 +334,17 @@ pub trait Device {
         None
     }
 
+    /// Replaces the logits of all gates in later captures, or lets them be again. Fails on a device without experts.
+    fn set_routing(&mut self, routing: Option<Routing>) -> Result<(), BackendError> {
+        match routing {
+            None => Ok(()),
+            Some(_) => Err(BackendError::Unsupported(format!(
+                "the {} backend has no experts yet; choose another --backend or a dense --model",
+                self.info().backend
+            ))),
+        }
+    }
+
     /// Measures how many bytes a second it reads; KV blocks lose their contents. None: this device has no such measurement.
     fn read_rate(&mut self) -> Result<Option<f64>, BackendError> {
         Ok(None)
@@ -351,6 +394,12 @@ pub trait Capture {
 
     /// The step's output of the last run, `[tokens, hidden]` in batch order.
     fn output(&mut self) -> Result<Vec<f32>, BackendError>;
+
+    /// How many rows each expert really computed in the last run, `[experts]` for each MoE layer, in the order of
+    /// [`Moe::index`]; not to be called while something is timed. None: this device counts nothing, or there are no experts.
+    fn expert_loads(&mut self) -> Result<Option<Vec<Vec<u32>>>, BackendError> {
+        Ok(None)
+    }
 }
 
 /// What can go wrong on a device.
