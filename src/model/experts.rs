@@ -30,11 +30,6 @@ impl Experts {
     pub fn num_layers(&self) -> usize {
         self.layers.iter().filter(|has| **has).count()
     }
-
-    /// Weights of one expert, biases left out, in a model so wide.
-    pub(super) fn size(&self, hidden: usize) -> u128 {
-        3 * hidden as u128 * self.inter as u128
-    }
 }
 
 /// Experts of a layer at most: routing that is replaced writes `top_k` as a bfloat16, and kernels sort by expert.

@@ -11,6 +11,7 @@ mod mxfp4;
 mod overrides;
 mod presets;
 mod rope;
+pub mod routing;
 pub mod verify;
 mod weights;
 
