@@ -71,6 +71,10 @@ impl Checkpoint {
     fn compare(&self, dir: &Path, spec: &StepSpec) -> Result<(), BackendError> {
         let mut known = BTreeSet::new();
         for part in spec.weights.iter().flat_map(|weight| self.parts(weight)) {
+            if part.form == Form::Mxfp4 && !columns(part).is_multiple_of(mxfp4::BLOCK) {
+                let (name, columns) = (&part.name, columns(part));
+                return Err(fail(dir, format!("MXFP4 comes in blocks of 32; {name} has {columns} columns")));
+            }
             for tensor in tensors(part) {
                 self.find(&tensor).map_err(|reason| fail(dir, reason))?;
                 known.insert(tensor.name);
@@ -126,15 +130,18 @@ struct Stores {
     types: &'static [Stored],
 }
 
+fn columns(part: &TensorSpec) -> usize {
+    part.shape.last().copied().unwrap_or(0)
+}
+
 /// The tensors that a part is stored in.
 fn tensors(part: &TensorSpec) -> Vec<Stores> {
     let TensorSpec { name, shape, form } = part;
     if *form != Form::Mxfp4 {
         return vec![Stores { name: name.clone(), shape: shape.clone(), types: FLOATS }];
     }
-    let (cols, rows) = shape.split_last().unwrap_or((&0, &[]));
-    // Columns that are no whole blocks have no such tensor: the shape then names one that cannot be there.
-    let scales = [rows, &[cols.div_ceil(mxfp4::BLOCK)]].concat();
+    let rows = &shape[..shape.len().saturating_sub(1)];
+    let scales = [rows, &[columns(part) / mxfp4::BLOCK]].concat();
     let blocks = [scales.as_slice(), &[mxfp4::BLOCK / 2]].concat();
     let stores = |kind: &str, shape| Stores { name: format!("{name}_{kind}"), shape, types: &[Stored::U8] };
     vec![stores("blocks", blocks), stores("scales", scales)]
@@ -155,14 +162,10 @@ impl WeightSource for Checkpoint {
             match (part.form, found.as_slice()) {
                 (Form::Plain, [tensor]) => convert(tensor.dtype, self.bytes(tensor), values),
                 (Form::Transposed, [tensor]) => transpose(tensor, self.bytes(tensor), values),
-                (Form::Mxfp4, [blocks, scales]) if spec.cols.is_multiple_of(mxfp4::BLOCK) => {
+                (Form::Mxfp4, [blocks, scales]) => {
                     mxfp4::dequantise(self.bytes(blocks), self.bytes(scales), values);
                 }
-                _ => {
-                    let reason =
-                        format!("{}: MXFP4 needs columns in blocks of 32, not {}", part.name, spec.cols);
-                    return Err(BackendError::Weights(reason));
-                }
+                _ => return Err(short()),
             }
             rest = after;
         }
