@@ -11,7 +11,7 @@ const SHARE: f64 = 0.9;
 pub fn advice(spec: &StepSpec, element_bytes: usize, free: Bytes) -> String {
     match layers_that_fit(spec, element_bytes, free) {
         Some(layers) => format!(
-            "choose a smaller --model, or {layers} layers, which fit, with --hf-overrides '{{\"num_hidden_layers\": {layers}}}'"
+            "choose a smaller --model, or fewer layers, of which {layers} fit, with --hf-overrides '{{\"num_hidden_layers\": {layers}}}'"
         ),
         None => "choose a smaller --model: not even one of its layers fits".to_owned(),
     }

@@ -1,3 +1,5 @@
+//! Rules of routing: evenness as properties, draws against their exact distribution.
+
 use super::*;
 use proptest::prelude::*;
 
