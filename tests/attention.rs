@@ -17,6 +17,7 @@ struct Setup {
     kv_heads: usize,
     head_dim: usize,
     window: Option<u32>,
+    sinks: bool,
 }
 
 impl Setup {
@@ -32,8 +33,15 @@ impl Setup {
             cols: self.width(),
             role: WeightRole::Embedding,
         };
+        let sinks = WeightSpec {
+            name: "sinks".into(),
+            parts: Vec::new(),
+            rows: 1,
+            cols: self.q_heads,
+            role: WeightRole::Bias,
+        };
         StepSpec {
-            weights: vec![table],
+            weights: vec![table, sinks],
             acts: vec![(Act::Qkv, self.width()), (Act::Normed, self.q_heads * self.head_dim)],
             kv_groups: vec![KvGroup { block_size: BLOCK, window: self.window, replay: None }],
             kv_layers: vec![KvLayer { group: 0, kv_heads: self.kv_heads, head_dim: self.head_dim }],
@@ -54,6 +62,7 @@ impl Setup {
             q_norm: None,
             k_norm: None,
             eps: 1e-6,
+            sinks: self.sinks.then_some(WeightId(1)),
         }
     }
 
@@ -71,7 +80,8 @@ impl Setup {
         let query: Vec<f64> =
             (0..self.head_dim).map(|i| self.element(0, head, i, token(request, position))).collect();
         let mut out = vec![0.0; self.head_dim];
-        let mut total = 0.0;
+        let sink = dummy::weight(WeightRole::Bias, dummy::stream(7, 1), head as u64);
+        let mut total = if self.sinks { f64::from(sink).exp() } else { 0.0 };
         for p in first..=position {
             let token = token(request, p);
             let score: f64 =
@@ -170,23 +180,38 @@ const REQUESTS: [(u32, u32); 6] = [(596, 600), (700, 701), (0, 5), (1, 2), (300,
 
 #[test]
 fn grouped_heads() {
-    agrees(&Setup { q_heads: 6, kv_heads: 2, head_dim: 64, window: None }, &REQUESTS);
+    agrees(&Setup { q_heads: 6, kv_heads: 2, head_dim: 64, window: None, sinks: false }, &REQUESTS);
 }
 
 #[test]
 fn one_key_head_for_all() {
-    agrees(&Setup { q_heads: 8, kv_heads: 1, head_dim: 80, window: None }, &REQUESTS);
+    agrees(&Setup { q_heads: 8, kv_heads: 1, head_dim: 80, window: None, sinks: false }, &REQUESTS);
 }
 
 #[test]
 fn a_head_each_with_windows() {
     for window in [1, 20, 64, 650] {
-        agrees(&Setup { q_heads: 2, kv_heads: 2, head_dim: 18, window: Some(window) }, &REQUESTS);
+        agrees(
+            &Setup { q_heads: 2, kv_heads: 2, head_dim: 18, window: Some(window), sinks: false },
+            &REQUESTS,
+        );
     }
 }
 
 #[test]
 fn one_long_decode_is_split() {
-    agrees(&Setup { q_heads: 4, kv_heads: 2, head_dim: 128, window: None }, &[(1000, 1001)]);
-    agrees(&Setup { q_heads: 4, kv_heads: 2, head_dim: 128, window: Some(500) }, &[(1000, 1001)]);
+    agrees(&Setup { q_heads: 4, kv_heads: 2, head_dim: 128, window: None, sinks: false }, &[(1000, 1001)]);
+    agrees(
+        &Setup { q_heads: 4, kv_heads: 2, head_dim: 128, window: Some(500), sinks: false },
+        &[(1000, 1001)],
+    );
+}
+
+#[test]
+fn sinks_take_a_share_of_whole_and_of_split_ranges() {
+    for window in [None, Some(20), Some(650)] {
+        let setup = Setup { q_heads: 6, kv_heads: 2, head_dim: 64, window, sinks: true };
+        agrees(&setup, &REQUESTS);
+        agrees(&setup, &[(1000, 1001)]);
+    }
 }

@@ -1,5 +1,6 @@
 //! Model configurations: dialects, defaults, what is refused and how, overrides.
 
+use forward_bench::backend::{Activation, Scoring};
 use forward_bench::model::{Model, ModelConfig};
 
 /// A llama of ordinary sizes with `fields` merged in.
@@ -49,6 +50,18 @@ fn presets_have_the_sizes_of_their_models() {
         assert!((parameters as f64 / 1e9 / billions - 1.0).abs() < 1e-3, "{name}: {parameters}");
     }
     assert_eq!(of("mistral-7b").windows, vec![Some(4096); 32]);
+    // With the head, which the forward does not have, as the models' makers count.
+    for (name, billions) in
+        [("mixtral-8x7b", 46.70), ("qwen3-30b-a3b", 30.53), ("gpt-oss-20b", 20.91), ("gpt-oss-120b", 116.83)]
+    {
+        let config = of(name);
+        let head = config.vocab_size * config.hidden_size;
+        let model = Model::new(config, 16, 4096).unwrap();
+        let parameters: usize = model.spec.weights.iter().map(|w| w.rows * w.cols).sum();
+        assert!(((parameters + head) as f64 / 1e9 - billions).abs() < 0.006, "{name}: {parameters}");
+    }
+    let experts = of("gpt-oss-120b").experts.unwrap();
+    assert_eq!((experts.count, experts.top_k, experts.num_layers()), (128, 4, 36));
 }
 
 #[test]
@@ -108,7 +121,7 @@ fn what_is_not_supported_is_named_with_its_value() {
     for (fields, expected) in [
         (r#"{"mlp_bias": true}"#, "m: mlp_bias is true; supported is false"),
         (r#"{"hidden_act": "gelu"}"#, "m: hidden_act is \"gelu\"; supported is silu"),
-        (r#"{"model_type": "qwen3_moe"}"#, "m: model_type is \"qwen3_moe\"; supported are llama"),
+        (r#"{"model_type": "qwen2_moe"}"#, "m: model_type is \"qwen2_moe\"; supported are llama"),
         (r#"{"architectures": ["GPT2LMHeadModel"]}"#, "m: architectures is [\"GPT2LMHeadModel\"]; supported"),
         (r#"{"architectures": ["Qwen2Model"]}"#, "model_type says llama"),
         (r#"{"quantization_config": {"bits": 4}}"#, "m: quantization_config is {\"bits\":4}"),
@@ -141,7 +154,7 @@ fn what_is_not_supported_is_named_with_its_value() {
         assert!(error.contains(expected) && !error.contains('\n'), "{fields}: {error}");
     }
     let experts = config(r#""model_type": "llama", "num_local_experts": 8"#).unwrap_err();
-    assert!(experts.contains("num_local_experts is 8; supported are dense models"), "{experts}");
+    assert!(experts.contains("num_local_experts is 8; supported are models without that field"), "{experts}");
 }
 
 #[test]
@@ -202,4 +215,107 @@ fn sizes_from_the_command_line_are_checked() {
     assert!(model(16, 0).unwrap_err().to_string().contains("--max-model-len is 0"));
     assert!(model(u32::MAX, 64).is_err());
     assert!(model(16, u32::MAX).is_ok());
+}
+
+#[test]
+fn experts_have_the_defaults_of_transformers() {
+    let of = |json: &str| config(json).unwrap();
+    let renormalize = |renormalize| Scoring::SoftmaxThenTopK { renormalize };
+    let mixtral = of(r#""model_type": "mixtral""#);
+    assert_eq!((mixtral.rms_norm_eps, mixtral.windows.clone(), mixtral.head_dim), (1e-5, vec![None; 4], 16));
+    assert_eq!(mixtral.max_position_embeddings, 131_072);
+    let frequency = |config: &ModelConfig, theta: f32| {
+        let dim = config.head_dim as f32;
+        (config.rope.inv_freq[1] / theta.powf(-2.0 / dim) - 1.0).abs() < 1e-6
+    };
+    assert!(frequency(&mixtral, 1e6));
+    let experts = mixtral.experts.unwrap();
+    assert_eq!((experts.count, experts.top_k, experts.inter, experts.scoring), (8, 2, 96, renormalize(true)));
+    let qwen = of(r#""model_type": "qwen3_moe", "intermediate_size": 96"#);
+    assert_eq!((qwen.rms_norm_eps, qwen.qk_norm, qwen.qkv_bias, qwen.head_dim), (1e-6, true, false, 16));
+    assert!(frequency(&qwen, 1e4));
+    let experts = qwen.experts.unwrap();
+    assert_eq!(
+        (experts.count, experts.top_k, experts.inter, experts.scoring),
+        (128, 8, 768, renormalize(false))
+    );
+    let gpt = of(r#""model_type": "gpt_oss""#);
+    let windows = [Some(128), None, Some(128), None];
+    assert_eq!(
+        (gpt.windows, gpt.head_dim, gpt.sinks, gpt.qkv_bias, gpt.o_bias),
+        (windows.into(), 64, true, true, true)
+    );
+    assert!((gpt.rope.factor - (0.1 * 32_f32.ln() + 1.0)).abs() < 1e-6 && gpt.rms_norm_eps == 1e-5);
+    let experts = gpt.experts.unwrap();
+    assert_eq!(
+        (experts.count, experts.top_k, experts.scoring, experts.bias),
+        (128, 4, Scoring::TopKThenSoftmax, true)
+    );
+    let activation = Activation::ClampedSwiglu { limit: 7.0, alpha: 1.702, interleaved: true };
+    assert_eq!(experts.activation, activation);
+}
+
+#[test]
+fn layers_with_experts_follow_step_and_list() {
+    let layers = |json: &str| {
+        config(&format!("\"model_type\": \"qwen3_moe\", {json}"))
+            .unwrap()
+            .experts
+            .map(|experts| experts.layers)
+    };
+    assert_eq!(layers(r#""decoder_sparse_step": 2"#), Some(vec![false, true, false, true]));
+    assert_eq!(layers(r#""mlp_only_layers": [0, 9]"#), Some(vec![false, true, true, true]));
+    assert_eq!(
+        layers(r#""decoder_sparse_step": 2, "mlp_only_layers": [1]"#),
+        Some(vec![false, false, false, true])
+    );
+    assert_eq!(layers(r#""mlp_only_layers": [0, 1, 2, 3]"#), None);
+}
+
+#[test]
+fn experts_that_are_not_supported_are_named() {
+    for (fields, expected) in [
+        (
+            r#""model_type": "mixtral", "num_experts_per_tok": 9"#,
+            "num_experts_per_tok is 9; there are 8 experts",
+        ),
+        (r#""model_type": "mixtral", "num_local_experts": 0"#, "num_local_experts is 0; it must be"),
+        (
+            r#""model_type": "mixtral", "num_experts": 4, "num_local_experts": 8"#,
+            "num_experts is 4; num_local_experts is 8",
+        ),
+        (
+            r#""model_type": "mixtral", "attention_bias": true"#,
+            "attention_bias is true; this model_type has none",
+        ),
+        (
+            r#""model_type": "mixtral", "quantization_config": {"quant_method": "mxfp4"}"#,
+            "quantization_config is",
+        ),
+        (r#""model_type": "qwen3_moe", "mlp_only_layers": 3"#, "mlp_only_layers is 3; it must be a list"),
+        (r#""model_type": "qwen3_moe", "decoder_sparse_step": 0"#, "decoder_sparse_step is 0"),
+        (
+            r#""model_type": "qwen3_moe", "norm_topk_prob": 1"#,
+            "norm_topk_prob is 1; it must be true or false",
+        ),
+        (
+            r#""model_type": "qwen3_moe", "n_routed_experts": 8"#,
+            "n_routed_experts is 8; supported are models without",
+        ),
+        (r#""model_type": "gpt_oss", "swiglu_limit": -1"#, "swiglu_limit is -1; it must be a number above 0"),
+        (
+            r#""model_type": "gpt_oss", "quantization_config": {"quant_method": "gptq"}"#,
+            "and mxfp4 of gpt_oss",
+        ),
+        (
+            r#""model_type": "gpt_oss", "sliding_window": null, "layer_types": ["sliding_attention", "full_attention",
+            "sliding_attention", "full_attention"]"#,
+            "layer_types is",
+        ),
+    ] {
+        let error = config(fields).expect_err(fields);
+        assert!(error.contains(expected) && !error.contains('\n'), "{fields}: {error}");
+    }
+    let mxfp4 = r#""model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}"#;
+    assert!(config(mxfp4).is_ok());
 }

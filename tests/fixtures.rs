@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use forward_bench::backend::cpu::{CpuDevice, CpuOptions};
-use forward_bench::backend::{BackendError, Dtype, KvInit, WeightSource, WeightSpec, Weights};
+use forward_bench::backend::{
+    Activation, BackendError, Dtype, KvInit, Moe, Scoring, WeightSource, WeightSpec, Weights,
+};
 use forward_bench::model::verify::{Expected, Row, verify};
-use forward_bench::model::{Checkpoint, Model, ModelConfig};
+use forward_bench::model::{Checkpoint, Mlp, Model, ModelConfig};
 use forward_bench::units::Bytes;
 
 const TOLERANCE: f64 = 1e-5;
@@ -82,6 +84,43 @@ fn llama_with_yarn_and_wide_heads() {
 }
 
 #[test]
+fn mixtral_with_a_tensor_for_each_expert() {
+    agrees("mixtral-tiny");
+}
+
+#[test]
+fn mixtral_with_a_window_and_one_tensor_for_all_experts() {
+    agrees("mixtral-stacked-tiny");
+}
+
+#[test]
+fn qwen3_moe() {
+    agrees("qwen3-moe-tiny");
+}
+
+#[test]
+fn qwen3_moe_with_dense_layers_in_between_and_without_renormalisation() {
+    let experts = model("qwen3-moe-sparse-tiny", 16).config.experts.unwrap();
+    assert_eq!(experts.layers, [false, true, false, false, false, true]);
+    agrees("qwen3-moe-sparse-tiny");
+}
+
+#[test]
+fn gpt_oss() {
+    agrees("gpt-oss-tiny");
+}
+
+#[test]
+fn gpt_oss_with_other_layers_experts_and_window() {
+    agrees("gpt-oss-deep-tiny");
+}
+
+#[test]
+fn gpt_oss_in_mxfp4() {
+    agrees("gpt-oss-mxfp4-tiny");
+}
+
+#[test]
 fn sixteen_bit_types_are_near() {
     for (dtype, tolerance) in [(Dtype::Bfloat16, 0.05), (Dtype::Float16, 0.005)] {
         let model = model("llama-tiny", 16);
@@ -120,6 +159,66 @@ fn a_broken_weight_fails_every_phase() {
         for row in rows("qwen3-tiny", &model, &Broken(checkpoint, weight), &options()) {
             assert!(row.relative_rms > 10.0 * TOLERANCE, "{weight}: {row:?}");
         }
+    }
+}
+
+#[test]
+fn a_broken_expert_weight_fails_every_phase() {
+    let weights = [
+        "layers.0.mlp.gate.weight",
+        "layers.0.mlp.gate.bias",
+        "layers.1.mlp.experts.w13",
+        "layers.1.mlp.experts.w13_bias",
+        "layers.0.mlp.experts.w2",
+        "layers.1.mlp.experts.w2_bias",
+        "layers.1.self_attn.sinks",
+    ];
+    let name = "gpt-oss-tiny";
+    for weight in weights {
+        let model = model(name, 16);
+        assert!(model.spec.weights.iter().any(|spec| spec.name == weight), "{weight}");
+        let checkpoint = Checkpoint::open(&folder(name), &model.spec).unwrap();
+        for row in rows(name, &model, &Broken(checkpoint, weight), &options()) {
+            assert!(row.relative_rms > 10.0 * TOLERANCE, "{weight}: {row:?}");
+        }
+    }
+}
+
+/// Every layer's experts.
+fn experts(model: &mut Model) -> impl Iterator<Item = &mut Moe> {
+    model.layers.iter_mut().filter_map(|layer| match &mut layer.mlp {
+        Mlp::Experts(moe) => Some(moe),
+        Mlp::Dense { .. } => None,
+    })
+}
+
+/// A fixture's name and what breaks its model.
+type Broke<'a> = (&'a str, &'a dyn Fn(&mut Model));
+
+#[test]
+fn broken_experts_fail() {
+    let activation = |limit, alpha, interleaved| Activation::ClampedSwiglu { limit, alpha, interleaved };
+    let broken: [Broke<'_>; 9] = [
+        ("gpt-oss-tiny", &|m| experts(m).for_each(|moe| moe.activation = activation(0.5, 1.702, true))),
+        ("gpt-oss-tiny", &|m| experts(m).for_each(|moe| moe.activation = activation(7.0, 1.7, true))),
+        ("gpt-oss-tiny", &|m| experts(m).for_each(|moe| moe.activation = activation(7.0, 1.702, false))),
+        ("gpt-oss-tiny", &|m| experts(m).for_each(|moe| moe.top_k = 1)),
+        ("gpt-oss-tiny", &|m| experts(m).for_each(|moe| moe.w2_bias = None)),
+        ("gpt-oss-tiny", &|m| m.layers.iter_mut().for_each(|layer| layer.attention.sinks = None)),
+        ("gpt-oss-deep-tiny", &|m| {
+            experts(m).for_each(|moe| moe.scoring = Scoring::SoftmaxThenTopK { renormalize: false });
+        }),
+        ("qwen3-moe-sparse-tiny", &|m| experts(m).for_each(|moe| moe.scoring = Scoring::TopKThenSoftmax)),
+        ("mixtral-tiny", &|m| {
+            experts(m).for_each(|moe| moe.scoring = Scoring::SoftmaxThenTopK { renormalize: false });
+        }),
+    ];
+    for (i, (name, break_it)) in broken.into_iter().enumerate() {
+        let mut model = model(name, 16);
+        let checkpoint = Checkpoint::open(&folder(name), &model.spec).unwrap();
+        break_it(&mut model);
+        let rows = rows(name, &model, &checkpoint, &options());
+        assert!(rows.iter().all(|row| row.relative_rms > 10.0 * TOLERANCE), "{i}: {rows:?}");
     }
 }
 

@@ -8,10 +8,15 @@ pub mod cpu;
 #[cfg(feature = "cuda-api")]
 pub mod cuda;
 pub mod dummy;
+mod experts;
+pub mod fit;
 mod tape;
 mod traced;
+mod weight;
 
+pub use experts::{Activation, Moe, Routing, Scoring};
 pub use traced::{Activity, Part, Traced, Tracing};
+pub use weight::{Form, TensorSpec, WeightRole, WeightSource, WeightSpec, Weights};
 
 use crate::batch::{Batch, KvGroup};
 use crate::units::{Bytes, Nanos};
@@ -37,35 +42,6 @@ pub enum Act {
     GateUp,
     /// The gated activation, `[tokens, intermediate]`.
     Gated,
-}
-
-/// What a weight is for: it decides how a device stores it and what dummy values it gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WeightRole {
-    /// `[out_features, in_features]`, applied as `x · Wᵀ`.
-    Linear,
-    /// `[vocabulary, hidden]`, gathered by token id.
-    Embedding,
-    /// `[1, features]`, a norm's scale.
-    Norm,
-    /// `[1, out_features]`, added to a product.
-    Bias,
-}
-
-/// One weight of a model, as the device stores it: perhaps several tensors of a checkpoint stacked by rows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WeightSpec {
-    /// Name for messages, such as `layers.3.self_attn.qkv_proj.weight`.
-    pub name: String,
-    /// The checkpoint's tensors, top to bottom, each with its rows (a norm or bias: its elements, side by side);
-    /// without the `model.` prefix.
-    pub parts: Vec<(String, usize)>,
-    /// Rows in all.
-    pub rows: usize,
-    /// Columns.
-    pub cols: usize,
-    /// What it is for.
-    pub role: WeightRole,
 }
 
 /// One rotary embedding: angle = position × `inv_freq[i]` for the pair (i, i + head_dim / 2).
@@ -111,6 +87,8 @@ pub struct Attention {
     pub k_norm: Option<WeightId>,
     /// Epsilon of both.
     pub eps: f32,
+    /// One logit for each query head that joins the softmax's denominator and has no value, `[1, q_heads]`.
+    pub sinks: Option<WeightId>,
 }
 
 /// Everything a device must know of a model before it can hold it.
@@ -165,27 +143,14 @@ pub trait Ops {
 
     /// `out = silu(gate) * up`.
     fn silu_mul(&mut self, gate_up: Act, out: Act) -> Result<(), BackendError>;
+
+    /// A block of experts: of each row of `x` the gate's product chooses [`Moe::top_k`] experts, and `out` is the sum of what
+    /// those compute, each times its weight. `x` and `out` are as wide as the model.
+    fn moe(&mut self, x: Act, moe: &Moe, out: Act) -> Result<(), BackendError>;
 }
 
 /// A forward, written over [`Ops`].
 pub type Forward<'a> = &'a dyn Fn(&mut dyn Ops) -> Result<(), BackendError>;
-
-/// Reads a checkpoint; several weights may be read at a time.
-pub trait WeightSource: Sync {
-    /// Writes the weight to `out`, `[rows, cols]` row-major. Fails if a part is missing or has another shape.
-    fn read(&self, spec: &WeightSpec, out: &mut [f32]) -> Result<(), BackendError>;
-}
-
-/// Where weights come from.
-pub enum Weights<'a> {
-    /// Made up by [`dummy`]: uniform in ±[`dummy::DUMMY_SPREAD`] (norm scales: one plus that).
-    Dummy {
-        /// Decides the values, together with the weight's number and the element's.
-        seed: u64,
-    },
-    /// Read from a checkpoint.
-    Read(&'a dyn WeightSource),
-}
 
 /// What KV blocks hold before a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
@@ -302,6 +267,17 @@ pub trait Device {
         None
     }
 
+    /// Replaces the logits of all gates in later captures, or lets them be again. Fails on a device without experts.
+    fn set_routing(&mut self, routing: Option<Routing>) -> Result<(), BackendError> {
+        match routing {
+            None => Ok(()),
+            Some(_) => Err(BackendError::Unsupported(format!(
+                "the {} backend has no experts yet; choose another --backend or a dense --model",
+                self.info().backend
+            ))),
+        }
+    }
+
     /// Measures how many bytes a second it reads; KV blocks lose their contents. None: this device has no such measurement.
     fn read_rate(&mut self) -> Result<Option<f64>, BackendError> {
         Ok(None)
@@ -351,6 +327,12 @@ pub trait Capture {
 
     /// The step's output of the last run, `[tokens, hidden]` in batch order.
     fn output(&mut self) -> Result<Vec<f32>, BackendError>;
+
+    /// How many rows each expert really computed in the last run, `[experts]` for each MoE layer, in the order of
+    /// [`Moe::index`]; not to be called while something is timed. None: this device counts nothing, or there are no experts.
+    fn expert_loads(&mut self) -> Result<Option<Vec<Vec<u32>>>, BackendError> {
+        Ok(None)
+    }
 }
 
 /// What can go wrong on a device.

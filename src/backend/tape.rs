@@ -1,6 +1,6 @@
 //! A forward's operations as plain values: what a capture records, checks and replays.
 
-use crate::backend::{Act, Attention, BackendError, Ops, StepSpec, WeightId};
+use crate::backend::{Act, Attention, BackendError, Moe, Ops, StepSpec, WeightId};
 
 /// One call of [`Ops`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -11,6 +11,7 @@ pub(in crate::backend) enum Op {
     QkNormRopeKvwrite { qkv: Act, attention: Attention },
     Attention { qkv: Act, attention: Attention, out: Act },
     SiluMul { gate_up: Act, out: Act },
+    Moe { x: Act, moe: Moe, out: Act },
 }
 
 /// Checks each operation against the model and hands it on.
@@ -115,6 +116,9 @@ impl<F: FnMut(Op) -> Result<(), BackendError>> Ops for Checked<'_, F> {
     fn attention(&mut self, qkv: Act, attention: &Attention, out: Act) -> Result<(), BackendError> {
         self.layer(qkv, attention)?;
         Self::distinct(qkv, out)?;
+        if let Some(sinks) = attention.sinks {
+            self.weight(sinks, 1, attention.q_heads)?;
+        }
         let width = attention.q_heads * attention.head_dim;
         expect(self.width(out)? == width, || format!("{out:?} is not {width} wide"))?;
         (self.then)(Op::Attention { qkv, attention: *attention, out })
@@ -125,5 +129,21 @@ impl<F: FnMut(Op) -> Result<(), BackendError>> Ops for Checked<'_, F> {
         Self::distinct(gate_up, out)?;
         expect(self.width(gate_up)? == 2 * width, || format!("{gate_up:?} is not {} wide", 2 * width))?;
         (self.then)(Op::SiluMul { gate_up, out })
+    }
+
+    fn moe(&mut self, x: Act, moe: &Moe, out: Act) -> Result<(), BackendError> {
+        let (hidden, experts, inter) = (self.width(x)?, moe.experts, moe.inter);
+        Self::distinct(x, out)?;
+        expect(self.width(out)? == hidden, || format!("{out:?} is not {hidden} wide"))?;
+        expect((1..=experts).contains(&moe.top_k), || format!("top {} of {experts} experts", moe.top_k))?;
+        self.weight(moe.gate, experts, hidden)?;
+        self.weight(moe.w13, experts * 2 * inter, hidden)?;
+        self.weight(moe.w2, experts * hidden, inter)?;
+        let biases =
+            [(moe.gate_bias, experts), (moe.w13_bias, experts * 2 * inter), (moe.w2_bias, experts * hidden)];
+        for (bias, len) in biases {
+            bias.map_or(Ok(()), |bias| self.weight(bias, 1, len))?;
+        }
+        (self.then)(Op::Moe { x, moe: *moe, out })
     }
 }

@@ -111,6 +111,12 @@ pub struct Sidecar {
     /// The device's choices among ways to compute the same, by what they compute.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub choices: BTreeMap<String, String>,
+    /// How tokens chose experts; none for a model without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing: Option<String>,
+    /// Rows that each expert really computed, by MoE layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_loads: Option<Vec<crate::measure::loads::ExpertLoads>>,
     /// Hash of what tracked files differ from the commit in; none where they do not.
     #[serde(default)]
     pub dirty_diff: Option<String>,

@@ -73,7 +73,8 @@ pub struct Cli {
     /// What KV blocks hold before a step
     #[arg(long, value_enum, default_value_t = KvInit::Random, help_heading = HEADINGS[1])]
     pub kv_init: KvInit,
-    /// How tokens choose experts; dense models have none, so only `auto` is taken
+    /// How tokens choose experts: auto, real (by the gates), balanced, or zipf:S (the expert of rank r has probability ∝ 1/r^S);
+    /// dense models have none and take only auto [default: the file's, else auto: balanced with dummy weights, else real]
     #[arg(long, value_name = "ROUTING", help_heading = HEADINGS[1])]
     pub routing: Option<String>,
     /// Tokens in a KV block
@@ -98,8 +99,9 @@ pub struct Cli {
     /// Compare a checkpoint's forward with hidden states computed elsewhere (input_ids, hidden), then exit; on the CPU
     /// unless --backend says otherwise
     #[arg(long, value_name = "FILE", help_heading = HEADINGS[1],
-          conflicts_with_all = ["filter", "case", "shapes", "plan", "output_json", "profile_dir", "save_baseline",
-                                "baseline", "baseline_lenient", "load_baseline", "list", "test", "profile_time"])]
+          conflicts_with_all = ["filter", "case", "shapes", "plan", "routing", "output_json", "profile_dir",
+                                "save_baseline", "baseline", "baseline_lenient", "load_baseline", "list", "test",
+                                "profile_time"])]
     pub verify: Option<PathBuf>,
     /// Largest relative RMS of a row that --verify accepts
     #[arg(long, value_name = "RMS", default_value_t = 1e-5, help_heading = HEADINGS[1])]

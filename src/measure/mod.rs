@@ -2,6 +2,7 @@
 
 pub mod criterion;
 pub mod limits;
+pub mod loads;
 
 use std::time::{Duration, Instant};
 
@@ -83,6 +84,12 @@ pub enum MeasureError {
     Check {
         /// The check, as it is named in the results.
         name: &'static str,
+        /// What was found.
+        found: String,
+    },
+    /// The experts did something else than the routing asks for.
+    #[error("check routing failed: {found}; nothing was saved")]
+    Routing {
         /// What was found.
         found: String,
     },

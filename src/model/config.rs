@@ -4,24 +4,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::architecture::Architecture;
+use super::experts::{self, Experts};
 use super::fields::{Fields, ModelError};
 use super::{overrides, presets, rope};
 use crate::backend::{Dtype, Rope};
 
-/// A family of dense decoders.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Architecture {
-    /// Llama and what follows its layout, SmolLM2 among them.
-    Llama,
-    /// Qwen2 and Qwen2.5: biases on query, key and value.
-    Qwen2,
-    /// Qwen3: norms on query and key heads.
-    Qwen3,
-    /// Mistral: a sliding window in all layers, or in none.
-    Mistral,
-}
-
-/// A dense decoder, checked: sizes are not zero, fit each other, and no product of two overflows.
+/// A decoder, checked: sizes are not zero, fit each other, and no product of two overflows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// The preset's name or the folder's.
@@ -32,7 +21,7 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of gate and of up.
+    /// Width of gate and of up in layers without experts.
     pub intermediate_size: usize,
     /// Query heads of a layer.
     pub num_attention_heads: usize,
@@ -56,6 +45,10 @@ pub struct ModelConfig {
     pub rope: Rope,
     /// `[num_hidden_layers]` the sliding window of each layer, if it has one.
     pub windows: Vec<Option<u32>>,
+    /// One learned logit for each query head in the softmax's denominator.
+    pub sinks: bool,
+    /// The experts, if any layer has them.
+    pub experts: Option<Experts>,
     /// The type that the checkpoint says it is in.
     pub dtype: Option<Dtype>,
     /// The configuration that all this was read from, overrides merged in.
@@ -66,6 +59,7 @@ pub struct ModelConfig {
 pub(super) const FIELDS: &[&str] = &[
     "architectures",
     "attention_bias",
+    "decoder_sparse_step",
     "dtype",
     "head_dim",
     "hidden_act",
@@ -75,9 +69,15 @@ pub(super) const FIELDS: &[&str] = &[
     "max_position_embeddings",
     "max_window_layers",
     "mlp_bias",
+    "mlp_only_layers",
     "model_type",
+    "moe_intermediate_size",
+    "norm_topk_prob",
     "num_attention_heads",
+    "num_experts",
+    "num_experts_per_tok",
     "num_hidden_layers",
+    "num_local_experts",
     "num_key_value_heads",
     "original_max_position_embeddings",
     "partial_rotary_factor",
@@ -87,6 +87,7 @@ pub(super) const FIELDS: &[&str] = &[
     "rope_scaling",
     "rope_theta",
     "sliding_window",
+    "swiglu_limit",
     "tie_word_embeddings",
     "torch_dtype",
     "use_sliding_window",
@@ -143,74 +144,52 @@ impl ModelConfig {
 
     fn read(name: &str, json: Map<String, Value>) -> Result<Self, ModelError> {
         let fields = Fields { model: name, prefix: "", map: &json };
-        let architecture = architecture(fields)?;
+        let architecture = Architecture::of(fields)?;
         refuse_unsupported(fields, architecture)?;
-        let qwen = matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3);
         let hidden_size = fields.size("hidden_size", None, 1 << 20)?;
         let num_attention_heads = fields.size("num_attention_heads", None, 1 << 14)?;
         let num_key_value_heads = kv_heads(fields, architecture, num_attention_heads)?;
         let head_dim = head_dim(fields, architecture, hidden_size, num_attention_heads)?;
         let default_positions = match architecture {
             Architecture::Llama => 2048,
-            Architecture::Mistral => 131_072,
-            Architecture::Qwen2 | Architecture::Qwen3 => 32_768,
+            Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => 131_072,
+            Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => 32_768,
         };
         let positions = fields.size("max_position_embeddings", Some(default_positions), u32::MAX as usize)?;
-        let attention_bias = fields.flag("attention_bias", false)? && architecture != Architecture::Qwen2;
+        let bias = fields.flag("attention_bias", architecture == Architecture::GptOss)?;
+        let attention_bias = bias && architecture != Architecture::Qwen2;
+        let windows = windows(fields, architecture)?;
+        let experts = experts::read(fields, architecture, windows.len())?;
+        let intermediate_size = match &experts {
+            Some(experts) if architecture != Architecture::Qwen3Moe => experts.inter,
+            _ => fields.size("intermediate_size", None, 1 << 22)?,
+        };
+        let default_eps = match architecture {
+            Architecture::Mixtral | Architecture::GptOss => 1e-5,
+            _ => 1e-6,
+        };
         Ok(Self {
             name: name.to_owned(),
             architecture,
             vocab_size: fields.size("vocab_size", None, 1 << 26)?,
             hidden_size,
-            intermediate_size: fields.size("intermediate_size", None, 1 << 22)?,
+            intermediate_size,
             num_attention_heads,
             num_key_value_heads,
             head_dim,
-            rms_norm_eps: fields.positive("rms_norm_eps", Some(1e-6))? as f32,
+            rms_norm_eps: fields.positive("rms_norm_eps", Some(default_eps))? as f32,
             max_position_embeddings: u32::try_from(positions).unwrap_or(u32::MAX),
             tie_word_embeddings: fields.flag("tie_word_embeddings", false)?,
             qkv_bias: attention_bias || architecture == Architecture::Qwen2,
             o_bias: attention_bias,
-            qk_norm: architecture == Architecture::Qwen3,
-            rope: rope::rope(fields, head_dim, positions)?,
-            windows: windows(fields, architecture, qwen)?,
+            qk_norm: matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Moe),
+            rope: rope::rope(fields, architecture.rope_defaults(), head_dim, positions)?,
+            windows,
+            sinks: architecture == Architecture::GptOss,
+            experts,
             dtype: dtype(fields)?,
             json,
         })
-    }
-}
-
-/// From `model_type`, which `architectures` must not contradict; either may be missing.
-fn architecture(fields: Fields<'_>) -> Result<Architecture, ModelError> {
-    const KNOWN: [(&str, &str, Architecture); 4] = [
-        ("llama", "Llama", Architecture::Llama),
-        ("qwen2", "Qwen2", Architecture::Qwen2),
-        ("qwen3", "Qwen3", Architecture::Qwen3),
-        ("mistral", "Mistral", Architecture::Mistral),
-    ];
-    let names = "supported are llama, mistral, qwen2 and qwen3";
-    let model_type = fields.text("model_type")?;
-    let by_type = model_type
-        .map(|text| {
-            KNOWN.iter().find(|known| known.0 == text).ok_or_else(|| fields.error("model_type", names))
-        })
-        .transpose()?;
-    let classes = "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, \
-                   and the same with Model";
-    let class = fields.get("architectures").and_then(|value| value.as_array()).and_then(|list| list.first());
-    let by_class = class
-        .map(|class| {
-            let stem = class.as_str().and_then(|c| c.strip_suffix("ForCausalLM").or(c.strip_suffix("Model")));
-            let known = KNOWN.iter().find(|known| Some(known.1) == stem);
-            known.ok_or_else(|| fields.error("architectures", classes))
-        })
-        .transpose()?;
-    match (by_type, by_class) {
-        (Some(a), Some(b)) if a.2 != b.2 => {
-            Err(fields.error("architectures", format!("model_type says {}", a.0)))
-        }
-        (Some(known), _) | (None, Some(known)) => Ok(known.2),
-        (None, None) => Err(fields.error("model_type", names)),
     }
 }
 
@@ -219,30 +198,45 @@ fn refuse_unsupported(fields: Fields<'_>, architecture: Architecture) -> Result<
     if fields.flag("mlp_bias", false)? {
         return Err(fields.error("mlp_bias", "supported is false"));
     }
-    if architecture == Architecture::Mistral && fields.flag("attention_bias", false)? {
-        return Err(fields.error("attention_bias", "a mistral has none: supported is false"));
+    if matches!(architecture, Architecture::Mistral | Architecture::Mixtral)
+        && fields.flag("attention_bias", false)?
+    {
+        return Err(fields.error("attention_bias", "this model_type has none: supported is false"));
     }
     let activation = fields.text("hidden_act")?.unwrap_or("silu");
     if !matches!(activation, "silu" | "swish") {
         return Err(fields.error("hidden_act", "supported is silu"));
     }
-    if fields.get("quantization_config").is_some() {
-        return Err(fields.error("quantization_config", "supported are unquantised checkpoints"));
-    }
-    for field in ["num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"] {
+    quantization(fields, architecture)?;
+    let others: &[&str] =
+        if architecture.has_experts() { &[] } else { &["num_experts", "num_local_experts"] };
+    for field in others.iter().chain(&["n_routed_experts", "kv_lora_rank"]) {
         if fields.get(field).is_some_and(|value| value.as_u64() != Some(0)) {
-            return Err(fields.error(field, "supported are dense models, without that field"));
+            let names =
+                "supported are models without that field, and experts of mixtral, qwen3_moe and gpt_oss";
+            return Err(fields.error(field, names));
         }
     }
     Ok(())
+}
+
+/// Only MXFP4 experts of gpt-oss: they are dequantised on loading.
+fn quantization(fields: Fields<'_>, architecture: Architecture) -> Result<(), ModelError> {
+    let Some(quantization) = fields.get("quantization_config") else { return Ok(()) };
+    let method = quantization.get("quant_method").and_then(Value::as_str);
+    if architecture == Architecture::GptOss && method == Some("mxfp4") {
+        return Ok(());
+    }
+    Err(fields.error("quantization_config", "supported are unquantised checkpoints, and mxfp4 of gpt_oss"))
 }
 
 fn kv_heads(fields: Fields<'_>, architecture: Architecture, q_heads: usize) -> Result<usize, ModelError> {
     let default = match architecture {
         _ if fields.has("num_key_value_heads") => q_heads,
         Architecture::Llama => q_heads,
-        Architecture::Mistral => 8,
+        Architecture::Mistral | Architecture::Mixtral | Architecture::GptOss => 8,
         Architecture::Qwen2 | Architecture::Qwen3 => 32,
+        Architecture::Qwen3Moe => 4,
     };
     let heads = fields.size("num_key_value_heads", Some(default), 1 << 14)?;
     if !q_heads.is_multiple_of(heads) {
@@ -258,8 +252,13 @@ fn head_dim(
     hidden_size: usize,
     q_heads: usize,
 ) -> Result<usize, ModelError> {
-    let derived = (!fields.has("head_dim") && architecture == Architecture::Qwen3)
-        .then_some(128)
+    let default = match architecture {
+        Architecture::Qwen3 => Some(128),
+        Architecture::GptOss => Some(64),
+        _ => None,
+    };
+    let derived = default
+        .filter(|_| !fields.has("head_dim"))
         .or_else(|| hidden_size.is_multiple_of(q_heads).then_some(hidden_size / q_heads));
     if fields.get("head_dim").is_none() && derived.is_none() {
         let supported = format!("without head_dim it must be a multiple of num_attention_heads, {q_heads}");
@@ -273,28 +272,28 @@ fn head_dim(
 }
 
 /// The sliding window of each layer.
-fn windows(
-    fields: Fields<'_>,
-    architecture: Architecture,
-    qwen: bool,
-) -> Result<Vec<Option<u32>>, ModelError> {
+fn windows(fields: Fields<'_>, architecture: Architecture) -> Result<Vec<Option<u32>>, ModelError> {
+    use Architecture::{GptOss, Llama, Mixtral, Qwen2, Qwen3, Qwen3Moe};
     let layers = fields.size("num_hidden_layers", None, 1 << 12)?;
+    let window = |default| Ok(Some(fields.size("sliding_window", Some(default), u32::MAX as usize)? as u32));
     let given = match architecture {
-        Architecture::Llama => None,
-        _ if qwen && !fields.flag("use_sliding_window", false)? => None,
+        Llama => None,
+        Qwen2 | Qwen3 | Qwen3Moe if !fields.flag("use_sliding_window", false)? => None,
         _ if fields.has("sliding_window") && fields.get("sliding_window").is_none() => None,
-        _ => Some(fields.size("sliding_window", Some(4096), u32::MAX as usize)? as u32),
+        Mixtral if !fields.has("sliding_window") => None,
+        GptOss => window(128)?,
+        _ => window(4096)?,
     };
-    let from = match (given, qwen, fields.get("max_window_layers")) {
-        (None, ..) => layers,
-        (_, false, _) => 0,
-        (_, true, None) => 28,
-        (_, true, Some(value)) => {
+    let from = match (architecture, fields.get("max_window_layers")) {
+        (Qwen2 | Qwen3, None) => 28,
+        (Qwen2 | Qwen3, Some(value)) => {
             let bad = || fields.error("max_window_layers", "it must be a whole number");
             value.as_u64().ok_or_else(bad)?.min(layers as u64) as usize
         }
+        _ => 0,
     };
-    let usual: Vec<Option<u32>> = (0..layers).map(|i| given.filter(|_| i >= from)).collect();
+    let sliding = |i: usize| i >= from && (architecture != GptOss || i.is_multiple_of(2));
+    let usual: Vec<Option<u32>> = (0..layers).map(|i| given.filter(|_| sliding(i))).collect();
     let Some(types) = fields.get("layer_types") else { return Ok(usual) };
     let bad = |supported: String| fields.error("layer_types", supported);
     let types = types.as_array().ok_or_else(|| bad("it must be a list".into()))?;
@@ -310,7 +309,7 @@ fn windows(
         _ => Err(bad("supported are full_attention and sliding_attention".into())),
     });
     let listed = listed.collect::<Result<Vec<_>, _>>()?;
-    if !qwen && listed != usual {
+    if !matches!(architecture, Qwen2 | Qwen3 | GptOss) && listed != usual {
         return Err(bad("the layers of this model_type are all alike".into()));
     }
     Ok(listed)

@@ -1,10 +1,10 @@
-//! A dense decoder: its weights, its KV groups, and its forward, written once over [`Ops`].
+//! A decoder: its weights, its KV groups, and its forward, written once over [`Ops`].
 
 use super::config::ModelConfig;
+use super::experts;
 use super::fields::ModelError;
-use crate::backend::{
-    Act, Attention, BackendError, KvLayer, Ops, StepSpec, WeightId, WeightRole, WeightSpec,
-};
+use super::weights::Weights;
+use crate::backend::{Act, Attention, BackendError, KvLayer, Moe, Ops, StepSpec, WeightId, WeightRole};
 use crate::batch::KvGroup;
 
 /// The weights and the attention of one layer.
@@ -24,10 +24,22 @@ pub struct Layer {
     pub o_bias: Option<WeightId>,
     /// Scale of the norm before the MLP.
     pub post_norm: WeightId,
-    /// Gate and up projections, stacked by rows.
-    pub gate_up: WeightId,
-    /// Down projection.
-    pub down: WeightId,
+    /// What follows.
+    pub mlp: Mlp,
+}
+
+/// A layer's second half.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Mlp {
+    /// One gated MLP.
+    Dense {
+        /// Gate and up projections, stacked by rows.
+        gate_up: WeightId,
+        /// Down projection.
+        down: WeightId,
+    },
+    /// Experts.
+    Experts(Moe),
 }
 
 /// A decoder that devices can hold.
@@ -61,23 +73,26 @@ impl Model {
         limit("--max-model-len", max_model_len, u32::MAX)?;
         let mut weights = Weights(Vec::new());
         let hidden = config.hidden_size;
-        let table = vec![("embed_tokens.weight".to_owned(), config.vocab_size)];
-        let embedding = weights.add("embed_tokens.weight", table, hidden, WeightRole::Embedding);
+        let embedding =
+            weights.matrix("embed_tokens.weight", config.vocab_size, hidden, WeightRole::Embedding);
         let groups = groups(&config);
-        let layers = (0..config.windows.len()).map(|i| layer(&config, i, &mut weights)).collect();
+        let layers: Vec<Layer> = (0..config.windows.len()).map(|i| layer(&config, i, &mut weights)).collect();
         let final_norm = weights.vector("norm.weight", hidden, WeightRole::Norm);
         let (q, kv) = widths(&config);
+        let mut acts = vec![
+            (Act::Residual, hidden),
+            (Act::Normed, hidden),
+            (Act::Qkv, q + 2 * kv),
+            (Act::Context, q),
+            (Act::Delta, hidden),
+        ];
+        if layers.iter().any(|layer| matches!(layer.mlp, Mlp::Dense { .. })) {
+            let inter = config.intermediate_size;
+            acts.extend([(Act::GateUp, 2 * inter), (Act::Gated, inter)]);
+        }
         let spec = StepSpec {
             weights: weights.0,
-            acts: vec![
-                (Act::Residual, hidden),
-                (Act::Normed, hidden),
-                (Act::Qkv, q + 2 * kv),
-                (Act::Context, q),
-                (Act::Delta, hidden),
-                (Act::GateUp, 2 * config.intermediate_size),
-                (Act::Gated, config.intermediate_size),
-            ],
+            acts,
             kv_groups: groups.iter().map(|&window| KvGroup { block_size, window, replay: None }).collect(),
             kv_layers: config
                 .windows
@@ -106,9 +121,14 @@ impl Model {
             ops.attention(Act::Qkv, &layer.attention, Act::Context)?;
             ops.linear(Act::Context, layer.o_proj, layer.o_bias, Act::Delta)?;
             ops.add_rmsnorm(Some(Act::Delta), Act::Residual, layer.post_norm, eps, Act::Normed)?;
-            ops.linear(Act::Normed, layer.gate_up, None, Act::GateUp)?;
-            ops.silu_mul(Act::GateUp, Act::Gated)?;
-            ops.linear(Act::Gated, layer.down, None, Act::Delta)?;
+            match layer.mlp {
+                Mlp::Dense { gate_up, down } => {
+                    ops.linear(Act::Normed, gate_up, None, Act::GateUp)?;
+                    ops.silu_mul(Act::GateUp, Act::Gated)?;
+                    ops.linear(Act::Gated, down, None, Act::Delta)?;
+                }
+                Mlp::Experts(moe) => ops.moe(Act::Normed, &moe, Act::Delta)?,
+            }
             delta = Some(Act::Delta);
         }
         ops.add_rmsnorm(delta, Act::Residual, self.final_norm, eps, Act::Normed)
@@ -129,30 +149,29 @@ fn groups(config: &ModelConfig) -> Vec<Option<u32>> {
 }
 
 fn layer(config: &ModelConfig, index: usize, weights: &mut Weights) -> Layer {
-    let ((q, kv), hidden, inter) = (widths(config), config.hidden_size, config.intermediate_size);
+    let ((q, kv), hidden) = (widths(config), config.hidden_size);
     let name = |rest: &str| format!("layers.{index}.{rest}");
     let heads = |kind: &str| {
         let part = |head: &str, rows| (name(&format!("self_attn.{head}_proj.{kind}")), rows);
         vec![part("q", q), part("k", kv), part("v", kv)]
     };
-    let linear = WeightRole::Linear;
     let input_norm = weights.vector(&name("input_layernorm.weight"), hidden, WeightRole::Norm);
-    let qkv = weights.add(&name("self_attn.qkv_proj.weight"), heads("weight"), hidden, linear);
+    let qkv = weights.stacked(&name("self_attn.qkv_proj.weight"), heads("weight"), hidden);
     let bias_name = name("self_attn.qkv_proj.bias");
-    let qkv_bias =
-        config.qkv_bias.then(|| weights.add(&bias_name, heads("bias"), q + 2 * kv, WeightRole::Bias));
+    let qkv_bias = config.qkv_bias.then(|| weights.biases(&bias_name, heads("bias")));
     let mut head_norm = |which: &str| {
         let name = name(&format!("self_attn.{which}_norm.weight"));
         config.qk_norm.then(|| weights.vector(&name, config.head_dim, WeightRole::Norm))
     };
     let (q_norm, k_norm) = (head_norm("q"), head_norm("k"));
-    let o_proj = weights.matrix(&name("self_attn.o_proj.weight"), hidden, q);
+    let o_proj = weights.matrix(&name("self_attn.o_proj.weight"), hidden, q, WeightRole::Linear);
     let o_bias =
         config.o_bias.then(|| weights.vector(&name("self_attn.o_proj.bias"), hidden, WeightRole::Bias));
     let post_norm = weights.vector(&name("post_attention_layernorm.weight"), hidden, WeightRole::Norm);
-    let halves = vec![(name("mlp.gate_proj.weight"), inter), (name("mlp.up_proj.weight"), inter)];
-    let gate_up = weights.add(&name("mlp.gate_up_proj.weight"), halves, hidden, linear);
-    let down = weights.matrix(&name("mlp.down_proj.weight"), hidden, inter);
+    let sinks_name = name("self_attn.sinks");
+    let sinks =
+        config.sinks.then(|| weights.vector(&sinks_name, config.num_attention_heads, WeightRole::Bias));
+    let mlp = mlp(config, index, weights);
     let attention = Attention {
         kv_layer: index,
         q_heads: config.num_attention_heads,
@@ -164,28 +183,20 @@ fn layer(config: &ModelConfig, index: usize, weights: &mut Weights) -> Layer {
         q_norm,
         k_norm,
         eps: config.rms_norm_eps,
+        sinks,
     };
-    Layer { input_norm, qkv, qkv_bias, attention, o_proj, o_bias, post_norm, gate_up, down }
+    Layer { input_norm, qkv, qkv_bias, attention, o_proj, o_bias, post_norm, mlp }
 }
 
-/// The weights so far.
-struct Weights(Vec<WeightSpec>);
-
-impl Weights {
-    fn add(&mut self, name: &str, parts: Vec<(String, usize)>, cols: usize, role: WeightRole) -> WeightId {
-        let rows = match role {
-            WeightRole::Norm | WeightRole::Bias => 1,
-            WeightRole::Linear | WeightRole::Embedding => parts.iter().map(|(_, rows)| rows).sum(),
-        };
-        self.0.push(WeightSpec { name: name.to_owned(), parts, rows, cols, role });
-        WeightId(self.0.len() - 1)
+fn mlp(config: &ModelConfig, index: usize, weights: &mut Weights) -> Mlp {
+    let (hidden, inter) = (config.hidden_size, config.intermediate_size);
+    if let Some(experts) = config.experts.as_ref().filter(|experts| experts.layers[index]) {
+        let earlier = experts.layers[..index].iter().filter(|has| **has).count();
+        return Mlp::Experts(experts::moe(config.architecture, experts, hidden, (index, earlier), weights));
     }
-
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> WeightId {
-        self.add(name, vec![(name.to_owned(), rows)], cols, WeightRole::Linear)
-    }
-
-    fn vector(&mut self, name: &str, len: usize, role: WeightRole) -> WeightId {
-        self.add(name, vec![(name.to_owned(), len)], len, role)
-    }
+    let name = |rest: &str| format!("layers.{index}.mlp.{rest}.weight");
+    let halves = vec![(name("gate_proj"), inter), (name("up_proj"), inter)];
+    let gate_up = weights.stacked(&name("gate_up_proj"), halves, hidden);
+    let down = weights.matrix(&name("down_proj"), hidden, inter, WeightRole::Linear);
+    Mlp::Dense { gate_up, down }
 }

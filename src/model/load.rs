@@ -11,7 +11,8 @@ use memmap2::Mmap;
 use rayon::prelude::*;
 use safetensors::{Dtype as Stored, SafeTensors};
 
-use crate::backend::{BackendError, StepSpec, WeightRole, WeightSource, WeightSpec};
+use super::mxfp4;
+use crate::backend::{BackendError, Form, StepSpec, TensorSpec, WeightSource, WeightSpec};
 
 /// Where a tensor lies.
 struct Tensor {
@@ -33,7 +34,7 @@ fn fail(path: &Path, reason: impl std::fmt::Display) -> BackendError {
 
 impl Checkpoint {
     /// Opens the checkpoint of a folder and compares its tensors with the model's: missing, unknown and misshapen ones, and
-    /// types other than F32, BF16 and F16, are errors. `lm_head.weight` and `rotary_emb.inv_freq` are passed over.
+    /// types other than F32, BF16 and F16 (of MXFP4: U8), are errors. `lm_head.weight` and `rotary_emb.inv_freq` are passed over.
     pub fn open(dir: &Path, spec: &StepSpec) -> Result<Self, BackendError> {
         let mut checkpoint = Self { shards: Vec::new(), tensors: HashMap::new() };
         for path in shard_paths(dir)? {
@@ -69,11 +70,15 @@ impl Checkpoint {
 
     fn compare(&self, dir: &Path, spec: &StepSpec) -> Result<(), BackendError> {
         let mut known = BTreeSet::new();
-        for (weight, (name, size)) in
-            spec.weights.iter().flat_map(|weight| weight.parts.iter().map(move |part| (weight, part)))
-        {
-            known.insert(name.as_str());
-            self.find(weight, name, *size).map_err(|reason| fail(dir, reason))?;
+        for part in spec.weights.iter().flat_map(|weight| self.parts(weight)) {
+            if part.form == Form::Mxfp4 && !columns(part).is_multiple_of(mxfp4::BLOCK) {
+                let (name, columns) = (&part.name, columns(part));
+                return Err(fail(dir, format!("MXFP4 comes in blocks of 32; {name} has {columns} columns")));
+            }
+            for tensor in tensors(part) {
+                self.find(&tensor).map_err(|reason| fail(dir, reason))?;
+                known.insert(tensor.name);
+            }
         }
         let extra = self.tensors.iter().filter(|(name, _)| !known.contains(name.as_str()));
         let extra: BTreeMap<_, _> = extra.map(|(name, tensor)| (name, &tensor.shape)).collect();
@@ -87,38 +92,103 @@ impl Checkpoint {
         }
     }
 
-    /// The part `name` of a weight, with `size` rows (of a vector: elements).
-    fn find(&self, weight: &WeightSpec, name: &str, size: usize) -> Result<&Tensor, String> {
-        let shape = match weight.role {
-            WeightRole::Linear | WeightRole::Embedding => vec![size, weight.cols],
-            WeightRole::Norm | WeightRole::Bias => vec![size],
+    /// The way in which this checkpoint has the weight: the first of which any tensor is there, else the usual one.
+    fn parts<'a>(&self, weight: &'a WeightSpec) -> &'a [TensorSpec] {
+        let is_here = |parts: &&Vec<TensorSpec>| {
+            parts.iter().flat_map(tensors).any(|tensor| self.tensors.contains_key(&tensor.name))
         };
+        weight.parts.iter().find(is_here).or(weight.parts.first()).map_or(&[], Vec::as_slice)
+    }
+
+    /// The tensor, if it is as the model has it.
+    fn find(&self, wanted: &Stores) -> Result<&Tensor, String> {
+        let Stores { name, shape, types } = wanted;
         let tensor = self.tensors.get(name);
         let tensor =
             tensor.ok_or_else(|| format!("tensor {name} is missing; the model has it as {shape:?}"))?;
-        if tensor.shape != shape {
+        if tensor.shape != *shape {
             return Err(format!("tensor {name} is {:?}, the model has it as {shape:?}", tensor.shape));
         }
-        if !matches!(tensor.dtype, Stored::F32 | Stored::BF16 | Stored::F16) {
-            return Err(format!("tensor {name} is {:?}; supported are F32, BF16 and F16", tensor.dtype));
+        if !types.contains(&tensor.dtype) {
+            let names = if *types == FLOATS { "supported are F32, BF16 and F16" } else { "supported is U8" };
+            return Err(format!("tensor {name} is {:?}; {names}", tensor.dtype));
         }
         Ok(tensor)
     }
+
+    fn bytes(&self, tensor: &Tensor) -> &[u8] {
+        &self.shards[tensor.shard][tensor.bytes.clone()]
+    }
+}
+
+const FLOATS: &[Stored] = &[Stored::F32, Stored::BF16, Stored::F16];
+
+/// A tensor as a file should have it.
+struct Stores {
+    name: String,
+    shape: Vec<usize>,
+    types: &'static [Stored],
+}
+
+fn columns(part: &TensorSpec) -> usize {
+    part.shape.last().copied().unwrap_or(0)
+}
+
+/// The tensors that a part is stored in.
+fn tensors(part: &TensorSpec) -> Vec<Stores> {
+    let TensorSpec { name, shape, form } = part;
+    if *form != Form::Mxfp4 {
+        return vec![Stores { name: name.clone(), shape: shape.clone(), types: FLOATS }];
+    }
+    let rows = &shape[..shape.len().saturating_sub(1)];
+    let scales = [rows, &[columns(part) / mxfp4::BLOCK]].concat();
+    let blocks = [scales.as_slice(), &[mxfp4::BLOCK / 2]].concat();
+    let stores = |kind: &str, shape| Stores { name: format!("{name}_{kind}"), shape, types: &[Stored::U8] };
+    vec![stores("blocks", blocks), stores("scales", scales)]
 }
 
 impl WeightSource for Checkpoint {
     fn read(&self, spec: &WeightSpec, out: &mut [f32]) -> Result<(), BackendError> {
         let mut rest = out;
-        for (name, size) in &spec.parts {
-            let tensor = self.find(spec, name, *size).map_err(BackendError::Weights)?;
-            let len = tensor.shape.iter().product();
-            let short = || BackendError::Weights(format!("{} has no room for {name}", spec.name));
-            let (part, after) = rest.split_at_mut_checked(len).ok_or_else(short)?;
-            convert(tensor.dtype, &self.shards[tensor.shard][tensor.bytes.clone()], part);
+        for part in self.parts(spec) {
+            let stores = tensors(part);
+            let found: Vec<&Tensor> = stores
+                .iter()
+                .map(|tensor| self.find(tensor).map_err(BackendError::Weights))
+                .collect::<Result<_, _>>()?;
+            let len = part.shape.iter().product();
+            let short = || BackendError::Weights(format!("{} has no room for {}", spec.name, part.name));
+            let (values, after) = rest.split_at_mut_checked(len).ok_or_else(short)?;
+            match (part.form, found.as_slice()) {
+                (Form::Plain, [tensor]) => convert(tensor.dtype, self.bytes(tensor), values),
+                (Form::Transposed, [tensor]) => transpose(tensor, self.bytes(tensor), values),
+                (Form::Mxfp4, [blocks, scales]) => {
+                    mxfp4::dequantise(self.bytes(blocks), self.bytes(scales), values);
+                }
+                _ => return Err(short()),
+            }
             rest = after;
         }
         Ok(())
     }
+}
+
+/// Transposes each matrix of a tensor `[…, columns, rows]`.
+fn transpose(tensor: &Tensor, bytes: &[u8], out: &mut [f32]) {
+    const TILE: usize = 64;
+    let &[.., cols, rows] = tensor.shape.as_slice() else { return };
+    let width = if tensor.dtype == Stored::F32 { 4 } else { 2 };
+    let matrices = out.par_chunks_mut(cols * rows).zip(bytes.par_chunks(cols * rows * width));
+    matrices.for_each(|(out, bytes)| {
+        let mut values = vec![0.0; cols * rows];
+        convert(tensor.dtype, bytes, &mut values);
+        out.par_chunks_mut(TILE * cols).enumerate().for_each(|(tile, out)| {
+            for (i, row) in out.chunks_exact_mut(cols).enumerate() {
+                let from = values[tile * TILE + i..].iter().step_by(rows);
+                row.iter_mut().zip(from).for_each(|(o, v)| *o = *v);
+            }
+        });
+    });
 }
 
 /// Little-endian values of the stored type to float32.

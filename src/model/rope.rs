@@ -4,8 +4,9 @@
 
 use std::f64::consts::PI;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::architecture::RopeDefaults;
 use super::fields::{Fields, ModelError};
 use crate::backend::Rope;
 
@@ -27,14 +28,18 @@ pub(super) const ROPE_FIELDS: &[&str] = &[
     "truncate",
 ];
 
-/// The rotary embedding of a configuration in either dialect.
-pub(super) fn rope(config: Fields<'_>, head_dim: usize, max_positions: usize) -> Result<Rope, ModelError> {
-    let empty = Map::new();
+/// The rotary embedding of a configuration in either dialect; `default` where it gives none.
+pub(super) fn rope(
+    config: Fields<'_>,
+    default: RopeDefaults,
+    head_dim: usize,
+    max_positions: usize,
+) -> Result<Rope, ModelError> {
     let (scaling, parameters) = (config.object("rope_scaling")?, config.object("rope_parameters")?);
     let (prefix, map) = match (scaling, parameters) {
         (Some(map), _) => ("rope_scaling.", map),
         (None, Some(map)) => ("rope_parameters.", map),
-        (None, None) => ("rope_parameters.", &empty),
+        (None, None) => ("rope_parameters.", &default.parameters),
     };
     let fields = Fields { model: config.model, prefix, map };
     if let Some((layer_type, _)) = map.iter().find(|(_, value)| value.is_object()) {
@@ -47,7 +52,7 @@ pub(super) fn rope(config: Fields<'_>, head_dim: usize, max_positions: usize) ->
     }
     let theta = [Some(map), parameters, Some(config.map)].into_iter().flatten();
     let theta = theta.map(|map| Fields { map, ..fields }).find(|fields| fields.get("rope_theta").is_some());
-    let theta = theta.map_or(Ok(10_000.0), |fields| fields.positive("rope_theta", None))?;
+    let theta = theta.map_or(Ok(default.theta), |fields| fields.positive("rope_theta", None))?;
     // Frequency i turns by base^(-2i / dim) a position.
     let base: Vec<f64> = (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect();
     let original = || -> Result<f64, ModelError> {
@@ -141,6 +146,8 @@ fn yarn(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Map;
+
     use super::*;
 
     /// Frequencies 0, 7, 15, 20, 25 and 31 of 32, and the factor, as transformers 5.17 computes them in float32.
@@ -185,7 +192,8 @@ mod tests {
         for (max_positions, json, factor, frequencies) in REFERENCE {
             let value: Value = serde_json::from_str(&format!("{{\"rope_parameters\": {json}}}")).unwrap();
             let map = value.as_object().unwrap();
-            let rope = rope(Fields { model: "m", prefix: "", map }, 64, max_positions).unwrap();
+            let default = RopeDefaults { theta: 1e4, parameters: Map::new() };
+            let rope = rope(Fields { model: "m", prefix: "", map }, default, 64, max_positions).unwrap();
             assert!((rope.factor / factor - 1.0).abs() < 1e-6, "{json}: {}", rope.factor);
             for (i, expected) in [0, 7, 15, 20, 25, 31].into_iter().zip(frequencies) {
                 let found = rope.inv_freq[i];

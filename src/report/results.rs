@@ -6,6 +6,7 @@ use crate::baseline::Configuration;
 use crate::case::Request;
 use crate::measure::Checks;
 use crate::measure::limits::Surroundings;
+use crate::measure::loads::ExpertLoads;
 use crate::stats::Latency;
 
 /// One case.
@@ -62,6 +63,8 @@ pub struct RankResult {
     pub kv_blocks: u32,
     /// How tokens choose experts; none for a dense model.
     pub routing: Option<String>,
+    /// Rows that each expert really computed, by MoE layer; none for a dense model.
+    pub expert_loads: Option<Vec<ExpertLoads>>,
     /// Query tokens that this rank computes.
     pub num_local_tokens: usize,
     /// Query tokens with padding; there is none.

@@ -25,6 +25,7 @@ use crate::case::Case;
 use crate::cli::{Cli, Mode};
 use crate::measure::criterion::{Call, Group, Harness, Sampling, measured};
 use crate::measure::limits::Surroundings;
+use crate::measure::loads::{self, ExpertLoads, Wanted};
 use crate::measure::{self, Prepared};
 use crate::report::results::{CaseResult, RankResult};
 use crate::report::verdicts::Metric;
@@ -153,6 +154,15 @@ fn names(entry: &Entry) -> (&str, &str) {
     (model, case)
 }
 
+/// A case's step, as it is about to be measured.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    entry: &'a Entry,
+    batch: &'a Batch,
+    configuration: &'a Configuration,
+    wanted: Option<&'a Wanted>,
+}
+
 /// What a run carries from case to case.
 struct Bench<'a> {
     cli: &'a Cli,
@@ -205,16 +215,20 @@ impl Bench<'_> {
         loaded: &mut Loaded,
     ) -> Result<(), Failure> {
         let batch = loaded.batch(self.cli, entry, plan)?;
-        let costs = plan.costs(backend::of(self.cli)?);
+        let costs = plan.costs(self.cli, backend::of(self.cli)?);
         let measures = self.cli.mode() == Mode::Measure;
         let shows_floors = measures && self.cli.part.gather_into.is_none() && self.turns.is_none();
         let ceilings = if shows_floors { self.ceilings.before(loaded.device(), &costs)? } else { None };
         let configuration = device::configuration(self.cli, entry, plan)?;
         let sensors = loaded.device().sensors();
-        let measured = loaded.with_capture(&batch, |capture| {
-            self.on_device(group, entry, &batch, &configuration, capture, sensors.as_ref())
+        let made = plan.route.map(|route| route.make()).transpose()?;
+        let (logits, wanted) = made.map(|made| (made.logits, made.wanted)).unzip();
+        let measured = loaded.with_capture(&batch, logits.flatten(), |capture| {
+            let step = Step { entry, batch: &batch, configuration: &configuration, wanted: wanted.as_ref() };
+            self.on_device(group, step, capture, sensors.as_ref())
         })?;
         let Some((mut measured, old)) = measured else { return Ok(()) };
+        measured.routing = plan.route.map(|route| route.rule.to_string());
         measured.around.kernels = loaded.kernels_hash();
         self.kernels = measured.around.kernels.clone();
         measured.choices = loaded.device().choices(batch.num_tokens());
@@ -239,12 +253,11 @@ impl Bench<'_> {
     fn on_device(
         &self,
         group: &mut Group<'_>,
-        entry: &Entry,
-        batch: &Batch,
-        configuration: &Configuration,
+        step: Step<'_>,
         capture: &mut dyn Capture,
         sensors: Option<&Sensors>,
     ) -> Result<Option<(Measured, Option<Sidecar>)>, Failure> {
+        let entry = step.entry;
         let measures = self.cli.mode() == Mode::Measure;
         let protocol = backend::of(self.cli)?.protocol(self.turns.is_some());
         let protocol = if measures { protocol } else { protocol.without_warm_up() };
@@ -253,13 +266,13 @@ impl Bench<'_> {
             measure::prepare(capture, &protocol).map_err(|error| Failure::case(error.to_string()))?;
         drop(preparing);
         if !measures {
-            return self.run_once(group, entry, batch, capture).map(|()| None);
+            return self.run_once(group, step, capture).map(|()| None);
         }
         if !prepared.steady {
             eprintln!("warning: {}: times still drifted when the warm-up ended", entry.id);
         }
-        let old = self.baselines.before(entry, configuration)?;
-        let measured = self.measure(group, entry, batch, capture, prepared, sensors);
+        let old = self.baselines.before(entry, step.configuration)?;
+        let measured = self.measure(group, step, capture, prepared, sensors);
         if measured.is_err() {
             self.store.restore(&entry.id)?; // Criterion has saved what the failed calls returned
         }
@@ -270,8 +283,7 @@ impl Bench<'_> {
     fn run_once(
         &self,
         group: &mut Group<'_>,
-        entry: &Entry,
-        batch: &Batch,
+        Step { entry, batch, wanted, .. }: Step<'_>,
         capture: &mut dyn Capture,
     ) -> Result<(), Failure> {
         let mut broken = None;
@@ -279,14 +291,14 @@ impl Bench<'_> {
         group.bench(names(entry), tokens, None, |n| {
             measure::replay(capture, n).map_err(|error| broken = Some(error)).ok()
         });
-        broken.map_or(Ok(()), |error| Err(Failure::case(error.to_string())))
+        broken.map_or(Ok(()), |error| Err(Failure::case(error.to_string())))?;
+        expert_loads(capture, wanted).map(drop)
     }
 
     fn measure(
         &self,
         group: &mut Group<'_>,
-        entry: &Entry,
-        batch: &Batch,
+        Step { entry, batch, wanted, .. }: Step<'_>,
         capture: &mut dyn Capture,
         prepared: Prepared,
         sensors: Option<&Sensors>,
@@ -307,7 +319,8 @@ impl Bench<'_> {
         let telemetry = reading.telemetry.or_else(|| sensors.map(|read| read()));
         let around = Surroundings { telemetry, ..Surroundings::default() };
         let (checks, choices) = (prepared.checks, BTreeMap::new());
-        Ok(Measured { replays, latency, checks, around, choices })
+        let expert_loads = expert_loads(capture, wanted)?;
+        Ok(Measured { replays, latency, checks, around, choices, routing: None, expert_loads })
     }
 
     fn sampling(&self, replays: u64, wall: Duration) -> Sampling {
@@ -402,7 +415,7 @@ impl Bench<'_> {
         measured: Measured,
     ) -> CaseResult {
         let clock_mhz = measured.clocks();
-        let Measured { latency, checks, around, .. } = measured;
+        let Measured { latency, checks, around, routing, expert_loads, .. } = measured;
         CaseResult {
             case: case.name.clone(),
             requests: case.requests.iter().map(Into::into).collect(),
@@ -416,7 +429,8 @@ impl Bench<'_> {
             ranks: vec![RankResult {
                 num_tokens: batch.num_tokens(),
                 kv_blocks: batch.blocks_used,
-                routing: None,
+                routing,
+                expert_loads,
                 num_local_tokens: batch.num_tokens(),
                 num_tokens_after_padding: batch.num_tokens(),
                 batch_order: batch.order.clone(),
@@ -466,6 +480,15 @@ impl Bench<'_> {
         }
         Ok(self.status)
     }
+}
+
+/// What the experts did in the last replay, if there are any, checked.
+fn expert_loads(
+    capture: &mut dyn Capture,
+    wanted: Option<&Wanted>,
+) -> Result<Option<Vec<ExpertLoads>>, Failure> {
+    let checked = wanted.map(|wanted| loads::check(capture, wanted)).transpose();
+    checked.map_err(|error| Failure::case(error.to_string()))
 }
 
 fn tokens_per_second(batch: &Batch, latency: &Latency) -> f64 {

@@ -6,14 +6,16 @@ use serde_json::json;
 
 use super::backend::{self, Backend};
 use super::progress::Progress;
+use super::routing::Route;
 use super::suite::Entry;
 use super::{CASE, Failure};
-use crate::backend::{BackendError, Capture, Device, DeviceInfo, Ops};
+use crate::backend::{BackendError, Capture, Device, DeviceInfo, Ops, Routing};
 use crate::baseline::Configuration;
 use crate::batch::{Batch, BatchPlan, Limits};
 use crate::case::Case;
 use crate::cli::{Cli, LoadFormat};
-use crate::model::cost::{self, OpCost};
+use crate::model::cost::{self, OpCost, Reached};
+use crate::model::routing::Rule;
 use crate::model::{Model, ModelConfig};
 
 /// A case on its model, as far as it is known without a device.
@@ -26,6 +28,8 @@ pub struct Plan {
     pub batch: BatchPlan,
     /// Positions that a request may reach.
     pub max_model_len: u32,
+    /// How tokens choose experts; none for a model without.
+    pub route: Option<Route>,
 }
 
 impl Plan {
@@ -35,26 +39,23 @@ impl Plan {
         let origin = if cli.model.is_some() { String::new() } else { format!("{}: ", entry.id) };
         let config = ModelConfig::resolve(&entry.model, cli.hf_overrides.as_deref())
             .map_err(|error| Failure::usage(format!("{origin}{error}")))?;
-        if let Some(routing) = entry.routing.as_deref().filter(|routing| *routing != "auto") {
-            return Err(Failure::usage(format!(
-                "{}: --routing {routing}, or its file's routing: {} has no experts to route to; leave it out",
-                entry.id, entry.model
-            )));
-        }
         let max_model_len = cli.max_model_len.unwrap_or(config.max_position_embeddings);
         let in_case = |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", entry.id));
         let case = entry
             .asked
             .with_jitter(entry.jitter, cli.seed, max_model_len)
             .map_err(|error| in_case(&error))?;
+        let tokens = case.requests.iter().map(|request| u64::from(request.query_len)).sum();
+        let route = Route::of(cli, entry, &config, tokens)?;
         let model = Model::new(config, cli.block_size, max_model_len).map_err(|error| in_case(&error))?;
         let batch = BatchPlan::new(&case, &model.spec.kv_groups, 0);
-        Ok(Self { case, model, batch, max_model_len })
+        Ok(Self { case, model, batch, max_model_len, route })
     }
 
     /// Bytes and FLOPs by operation.
-    pub fn costs(&self, backend: &Backend) -> Vec<OpCost> {
-        cost::costs(&self.model.config, &self.case.requests, backend.element())
+    pub fn costs(&self, cli: &Cli, backend: &Backend) -> Vec<OpCost> {
+        let reached = self.route.map_or(Reached::Expected, |route| route.reached(cli.max_num_batched_tokens));
+        cost::costs(&self.model.config, &self.case.requests, backend.element(), &reached)
     }
 }
 
@@ -104,6 +105,12 @@ pub fn configuration(cli: &Cli, entry: &Entry, plan: &Plan) -> Result<Configurat
     });
     if *backend != Backend::Cpu {
         draws["l2"] = json!(cli.l2);
+    }
+    if let Some(route) = plan.route {
+        draws["routing"] = json!(route.rule.to_string());
+        if let Rule::Zipf(_) = route.rule {
+            draws["routing_seed"] = json!(cli.seed);
+        }
     }
     Ok(Configuration {
         backend: backend.info().backend,
@@ -182,15 +189,17 @@ impl Loaded {
         Ok(batch)
     }
 
-    /// Makes the batch's step ready, on fresh KV contents, and hands it to `use_it`.
+    /// Makes the batch's step ready, on fresh KV contents, with the logits that replace the gates', and hands it to `use_it`.
     pub fn with_capture<T>(
         &mut self,
         batch: &Batch,
+        routing: Option<Routing>,
         use_it: impl FnOnce(&mut dyn Capture) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let Self { model, device, .. } = self;
         let forward = |ops: &mut dyn Ops| model.forward(ops);
         let failed = |error: BackendError| Failure::case(error.to_string());
+        device.set_routing(routing).map_err(failed)?;
         device.init_kv(batch).map_err(failed)?;
         let mut capture = device.capture(batch, &forward).map_err(failed)?;
         use_it(&mut *capture)

@@ -22,6 +22,7 @@ mod progress;
 mod project;
 mod refuse;
 mod repeat;
+mod routing;
 mod sidecar;
 mod suite;
 mod surroundings;

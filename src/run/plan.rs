@@ -45,7 +45,7 @@ fn check_size(rows: &[PlanRow]) -> Result<(), Failure> {
 
 fn row(cli: &Cli, entry: &Entry) -> Result<PlanRow, Failure> {
     let plan = device::Plan::of(cli, entry)?;
-    let costs = plan.costs(backend::of(cli)?).into_iter();
+    let costs = plan.costs(cli, backend::of(cli)?).into_iter();
     let ops = costs.map(|cost| OpRow { op: cost.op, bytes: cost.bytes, flops: cost.flops });
     Ok(PlanRow {
         id: entry.id.clone(),

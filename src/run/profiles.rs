@@ -106,7 +106,8 @@ impl<'a> Profiles<'a> {
         let _progress = Progress::start(format!("{}: tracing its kernels", entry.id));
         let batch = loaded.batch(self.cli, entry, plan)?;
         let protocol = backend::of(self.cli)?.protocol(false).without_warm_up();
-        loaded.with_capture(&batch, |capture| {
+        let made = plan.route.map(|route| route.make()).transpose()?;
+        loaded.with_capture(&batch, made.and_then(|made| made.logits), |capture| {
             measure::prepare(capture, &protocol).map_err(|error| Failure::case(error.to_string()))?;
             capture.profile(&entry.id, REPLAYS).map_err(|error| Failure::case(error.to_string()))
         })

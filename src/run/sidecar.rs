@@ -7,6 +7,7 @@ use crate::baseline::{Compared, Configuration, RankTimes, Run, Sidecar};
 use crate::cli::Cli;
 use crate::measure::Checks;
 use crate::measure::limits::Surroundings;
+use crate::measure::loads::ExpertLoads;
 use crate::stats::{Latency, median};
 
 /// A measured case.
@@ -21,6 +22,10 @@ pub struct Measured {
     pub around: Surroundings,
     /// The device's choices among ways to compute the same.
     pub choices: std::collections::BTreeMap<String, String>,
+    /// How tokens choose experts; none for a model without.
+    pub routing: Option<String>,
+    /// What the experts did, by MoE layer.
+    pub expert_loads: Option<Vec<ExpertLoads>>,
 }
 
 impl Measured {
@@ -88,6 +93,8 @@ impl Origin {
             driver,
             around: measured.around.clone(),
             choices: measured.choices.clone(),
+            routing: measured.routing.clone(),
+            expert_loads: measured.expert_loads.clone(),
             median_us: median(&medians).unwrap_or(measured.latency.median),
             runs,
             checks: measured.checks.clone(),

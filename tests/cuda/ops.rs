@@ -125,6 +125,7 @@ fn attention((head_dim, query, kv_heads, _, window): Shape, norms: bool) -> Atte
         q_norm: norms.then_some(WeightId(1)),
         k_norm: norms.then_some(WeightId(2)),
         eps: 1e-6,
+        sinks: None,
     }
 }
 

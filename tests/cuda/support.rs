@@ -59,7 +59,7 @@ impl WeightSource for Random {
 }
 
 pub fn weight(name: &str, rows: usize, cols: usize, role: WeightRole) -> WeightSpec {
-    WeightSpec { name: name.to_owned(), parts: vec![(name.to_owned(), rows)], rows, cols, role }
+    WeightSpec { name: name.to_owned(), parts: Vec::new(), rows, cols, role }
 }
 
 /// A model of these weights and activations, with one KV layer.

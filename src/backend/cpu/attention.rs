@@ -118,7 +118,8 @@ impl Plan {
         }
     }
 
-    /// Runs it: `qkv [tokens, width]` over the layer's `kv` to `out [tokens, q_heads * head_dim]`.
+    /// Runs it: `qkv [tokens, width]` over the layer's `kv` to `out [tokens, q_heads * head_dim]`; `sinks [q_heads]`.
+    #[allow(clippy::too_many_arguments, reason = "all of it is the layer's own")]
     pub(super) fn run(
         &mut self,
         isa: Isa,
@@ -126,6 +127,7 @@ impl Plan {
         attention: &Attention,
         qkv: &[f32],
         kv: &[f32],
+        sinks: Option<&[f32]>,
         out: &mut [f32],
     ) {
         let (group, ..) = self.key;
@@ -160,7 +162,7 @@ impl Plan {
             attend(isa, input, &mut scratch);
             let rows = tile.tokens * heads;
             match task.partial {
-                None => finish(tile, attention, &scratch, &out),
+                None => finish(tile, attention, &scratch, sinks, &out),
                 Some(at) => {
                     // SAFETY: each task has its own range of the partial results.
                     let part = unsafe { partials.part(at, rows * (dim + 2)) };
@@ -173,7 +175,7 @@ impl Plan {
         });
         let partials = &self.partials;
         tiles.par_iter().filter(|tile| tile.partials.is_some()).for_each(|tile| {
-            combine(tile, attention, partials, &out);
+            combine(tile, attention, partials, sinks, &out);
         });
     }
 }
@@ -186,11 +188,24 @@ fn output_row<'a>(tile: &Tile, attention: &Attention, out: &Shared<'a>, row: usi
     unsafe { out.part((token * attention.q_heads + head) * dim, dim) }
 }
 
+/// The sink of a tile's row, or a logit that adds nothing.
+fn sink(tile: &Tile, attention: &Attention, sinks: Option<&[f32]>, row: usize) -> f32 {
+    let heads = attention.q_heads / attention.kv_heads;
+    sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[tile.kv_head * heads + row % heads])
+}
+
 /// Writes the result of a tile that one task did.
-fn finish(tile: &Tile, attention: &Attention, scratch: &Scratch, out: &Shared<'_>) {
+fn finish(tile: &Tile, attention: &Attention, scratch: &Scratch, sinks: Option<&[f32]>, out: &Shared<'_>) {
     let dim = attention.head_dim;
     for row in 0..tile.tokens * (attention.q_heads / attention.kv_heads) {
-        let factor = 1.0 / scratch.sum[row];
+        let factor = match sink(tile, attention, sinks, row) {
+            f32::NEG_INFINITY => 1.0 / scratch.sum[row],
+            sink => {
+                let max = scratch.max[row].max(sink);
+                let scale = exp::<false>(scratch.max[row] - max);
+                scale / (scale * scratch.sum[row] + exp::<false>(sink - max))
+            }
+        };
         let acc = &scratch.acc[row * dim..][..dim];
         for (o, a) in output_row(tile, attention, out, row).iter_mut().zip(acc) {
             *o = a * factor;
@@ -199,7 +214,7 @@ fn finish(tile: &Tile, attention: &Attention, scratch: &Scratch, out: &Shared<'_
 }
 
 /// Puts together the partial results of a tile, in order of position.
-fn combine(tile: &Tile, attention: &Attention, partials: &[f32], out: &Shared<'_>) {
+fn combine(tile: &Tile, attention: &Attention, partials: &[f32], sinks: Option<&[f32]>, out: &Shared<'_>) {
     let Some((at, count)) = tile.partials else { return };
     let dim = attention.head_dim;
     let rows = tile.tokens * (attention.q_heads / attention.kv_heads);
@@ -207,8 +222,9 @@ fn combine(tile: &Tile, attention: &Attention, partials: &[f32], out: &Shared<'_
     for row in 0..rows {
         let output = output_row(tile, attention, out, row);
         output.fill(0.0);
-        let max = parts().map(|part| part[rows * dim + row]).fold(f32::NEG_INFINITY, f32::max);
-        let mut total = 0.0;
+        let sink = sink(tile, attention, sinks, row);
+        let max = parts().map(|part| part[rows * dim + row]).fold(sink, f32::max);
+        let mut total = exp::<false>(sink - max);
         for part in parts() {
             let weight = exp::<false>(part[rows * dim + row] - max);
             total += weight * part[rows * (dim + 1) + row];

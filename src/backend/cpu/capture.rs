@@ -73,6 +73,9 @@ fn name(op: &Op, spec: &StepSpec, phase: &str) -> String {
         Op::QkNormRopeKvwrite { .. } => "qk_norm_rope_kvwrite".to_owned(),
         Op::Attention { .. } => format!("attention {phase}"),
         Op::SiluMul { .. } => "silu_mul".to_owned(),
+        Op::Moe { moe, .. } => {
+            format!("moe top {} of {} × [{}, …]", moe.top_k, moe.experts, 2 * moe.inter)
+        }
     }
 }
 
@@ -100,8 +103,11 @@ impl Capture for CpuCapture<'_> {
         let mut ops = Checked {
             spec: self.spec,
             then: |op| {
-                pool.install(|| step.run(op));
-                Ok(())
+                pool.install(|| {
+                    step.prepare(&op)?;
+                    step.run(op);
+                    Ok(())
+                })
             },
         };
         (self.forward)(&mut ops)
@@ -112,9 +118,7 @@ impl Capture for CpuCapture<'_> {
         let mut ops = Checked {
             spec: self.spec,
             then: |op| {
-                if let Op::Attention { attention, .. } = &op {
-                    step.plan(attention);
-                }
+                step.prepare(&op)?;
                 tape.push(op);
                 Ok(())
             },
@@ -152,5 +156,10 @@ impl Capture for CpuCapture<'_> {
 
     fn output(&mut self) -> Result<Vec<f32>, BackendError> {
         Ok(self.step.act(Act::Normed).to_vec())
+    }
+
+    fn expert_loads(&mut self) -> Result<Option<Vec<Vec<u32>>>, BackendError> {
+        let loads = &self.step.experts.loads;
+        Ok((!loads.is_empty()).then(|| loads.clone()))
     }
 }

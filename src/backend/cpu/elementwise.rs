@@ -105,6 +105,61 @@ fn silu_body<V: Lanes, const FMA: bool>(gate_up: &[f32], width: usize, out: &mut
     }
 }
 
+/// `out = (up + 1) * gate * sigmoid(alpha * gate)`, gate at most `limit`, up within plus or minus it; gate and up are in turns
+/// or the halves of each row.
+pub(super) fn clamped_swiglu(
+    isa: Isa,
+    gate_up: &[f32],
+    width: usize,
+    (limit, alpha, interleaved): (f32, f32, bool),
+    out: &mut [f32],
+) {
+    let rows = rows_a_task(width);
+    out.par_chunks_mut(rows * width).zip(gate_up.par_chunks(rows * 2 * width)).for_each(|(out, gate_up)| {
+        clamped_rows(isa, gate_up, width, limit, alpha, interleaved, out);
+    });
+}
+
+vectorised! {
+    fn clamped_rows(
+        gate_up: &[f32],
+        width: usize,
+        limit: f32,
+        alpha: f32,
+        interleaved: bool,
+        out: &mut [f32],
+    ) = clamped_body
+}
+
+#[inline(always)]
+fn clamped_body<V: Lanes, const FMA: bool>(
+    gate_up: &[f32],
+    width: usize,
+    limit: f32,
+    alpha: f32,
+    interleaved: bool,
+    out: &mut [f32],
+) {
+    let value = |gate: f32, up: f32| {
+        // NaN stays NaN, as with torch's clamp.
+        let gate = if gate > limit { limit } else { gate };
+        let up = up.clamp(-limit, limit);
+        (up + 1.0) * (gate / (1.0 + exp::<FMA>(-alpha * gate)))
+    };
+    for (out, row) in out.chunks_exact_mut(width).zip(gate_up.chunks_exact(2 * width)) {
+        if interleaved {
+            for (o, pair) in out.iter_mut().zip(row.as_chunks::<2>().0) {
+                *o = value(pair[0], pair[1]);
+            }
+        } else {
+            let (gate, up) = row.split_at(width);
+            for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
+                *o = value(*g, *u);
+            }
+        }
+    }
+}
+
 /// Everything [`rotate_and_write`] needs besides the heads themselves.
 #[derive(Clone, Copy)]
 pub(super) struct Heads<'a> {

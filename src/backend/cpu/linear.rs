@@ -36,6 +36,52 @@ fn few(isa: Isa, x: &[f32], weight: &[f32], k: usize, bias: Option<&[f32]>, out:
     });
 }
 
+/// Rows that go through one of several matrices.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Segment {
+    /// Which of the matrices.
+    pub matrix: usize,
+    /// The first of its rows of x and of the output.
+    pub first: usize,
+    /// How many.
+    pub rows: usize,
+}
+
+/// [`linear`] of each segment of `x` with its own matrix of `weights [matrices, n, k]` and part of `bias [matrices, n]`.
+/// The segments do not overlap, and together are all rows of `x` and `out`.
+pub(super) fn grouped(
+    isa: Isa,
+    segments: &[Segment],
+    x: &[f32],
+    weights: &[f32],
+    k: usize,
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) {
+    let n = out.len() / (x.len() / k);
+    let of = |segment: &Segment| {
+        let bias = bias.map(|bias| &bias[segment.matrix * n..][..n]);
+        (&x[segment.first * k..][..segment.rows * k], &weights[segment.matrix * n * k..][..n * k], bias)
+    };
+    for segment in segments.iter().filter(|segment| segment.rows > FEW_ROWS) {
+        let ((x, weight, bias), rows) = (of(segment), segment.rows);
+        many(x, weight, (rows, k, n), bias, &mut out[segment.first * n..][..rows * n]);
+    }
+    let step = (TASK / k).max(1).next_multiple_of(4);
+    let few = segments.iter().filter(|segment| segment.rows <= FEW_ROWS);
+    let tasks: Vec<(&Segment, usize)> =
+        few.flat_map(|segment| (0..n).step_by(step).map(move |column| (segment, column))).collect();
+    let out = Shared::new(out);
+    tasks.into_par_iter().with_max_len(1).for_each(|(segment, column)| {
+        let (x, weight, bias) = of(segment);
+        let x = Rows { data: x, stride: k, count: segment.rows };
+        let w = Rows { data: &weight[column * k..], stride: k, count: step.min(n - column) };
+        // The columns from `column` on of the segment's rows are this task's own.
+        let target = Target { out, first: segment.first * n + column, stride: n };
+        dots(isa, x, w, k, bias.map(|bias| &bias[column..]), target);
+    });
+}
+
 /// By the gemm crate, with all threads of the pool.
 fn many(
     x: &[f32],
@@ -78,6 +124,35 @@ fn many(
 mod tests {
     use super::*;
     use crate::backend::dummy;
+
+    #[test]
+    fn segments_go_through_their_own_matrices() {
+        let (k, n) = (37, 5);
+        let values = |stream, len| (0..len as u64).map(|i| dummy::uniform(stream, i)).collect::<Vec<f32>>();
+        let segments = [(3, 2), (0, FEW_ROWS + 1), (2, 7)];
+        let rows: usize = segments.iter().map(|(_, rows)| rows).sum();
+        let (x, weights, bias) = (values(1, rows * k), values(2, 4 * n * k), values(3, 4 * n));
+        let mut first = 0;
+        let segments = segments.map(|(matrix, rows)| {
+            first += rows;
+            Segment { matrix, first: first - rows, rows }
+        });
+        let mut out = vec![f32::NAN; rows * n];
+        grouped(Isa::detect(), &segments, &x, &weights, k, Some(&bias), &mut out);
+        for Segment { matrix, first, rows } in segments {
+            let mut own = vec![0.0; rows * n];
+            let weight = &weights[matrix * n * k..][..n * k];
+            linear(
+                Isa::detect(),
+                &x[first * k..][..rows * k],
+                weight,
+                k,
+                Some(&bias[matrix * n..][..n]),
+                &mut own,
+            );
+            assert_eq!(own, out[first * n..][..rows * n]);
+        }
+    }
 
     #[test]
     fn both_ways_agree() {

@@ -51,12 +51,19 @@ pub(super) fn available() -> Option<Bytes> {
     Some(Bytes(kib * 1024))
 }
 
-/// Fails if `needed` is more than the system can give; `advice` says what to change.
-pub(super) fn require(needed: Bytes, what: &str, advice: &str) -> Result<(), BackendError> {
+/// Fails if `needed` is more than the system can give; `advice` says what to change, knowing what is free.
+pub(super) fn require(
+    needed: Bytes,
+    what: &str,
+    advice: impl Fn(Bytes) -> String,
+) -> Result<(), BackendError> {
     match available() {
-        Some(free) if needed > free => Err(BackendError::NoRoom(format!(
-            "{what} need {needed} of memory, {free} is available; {advice}"
-        ))),
+        Some(free) if needed > free => {
+            let advice = advice(free);
+            Err(BackendError::NoRoom(format!(
+                "{what} need {needed} of memory, {free} is available; {advice}"
+            )))
+        }
         _ => Ok(()),
     }
 }

@@ -13,6 +13,7 @@ mod kv;
 mod lanes;
 mod linear;
 mod memory;
+mod moe;
 mod round;
 mod shared;
 mod step;
@@ -26,10 +27,10 @@ use self::isa::Isa;
 use self::kv::KvPool;
 use self::memory::Buffer;
 use self::round::Rounding;
-use self::step::Step;
+use self::step::{Held, Step};
 use super::{
-    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, KvInit, StepSpec, WeightSpec, Weights, check,
-    dummy,
+    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, KvInit, Routing, StepSpec, WeightSpec,
+    Weights, check, dummy, fit,
 };
 use crate::batch::Batch;
 use crate::units::Bytes;
@@ -57,6 +58,7 @@ pub struct CpuDevice {
     pool: ThreadPool,
     isa: Isa,
     rounding: Rounding,
+    routing: Option<Routing>,
     info: DeviceInfo,
 }
 
@@ -64,8 +66,7 @@ impl CpuDevice {
     /// Loads the weights and reserves the KV pool. Fails if memory is short or a weight cannot be read.
     pub fn new(spec: &StepSpec, weights: &Weights<'_>, options: &CpuOptions) -> Result<Self, BackendError> {
         let bytes = spec.weights.iter().map(|w| w.rows as u128 * w.cols as u128 * 4).sum();
-        let advice =
-            "choose a smaller --model, or fewer layers with --hf-overrides '{\"num_hidden_layers\": N}'";
+        let advice = |free| fit::advice(spec, size_of::<f32>(), free);
         memory::require(Bytes(bytes), "the weights, held in float32,", advice)?;
         let pool = ThreadPoolBuilder::new()
             .num_threads(options.threads.unwrap_or(0))
@@ -79,7 +80,7 @@ impl CpuDevice {
             spec.weights.par_iter().enumerate().map(load).collect::<Result<Vec<_>, _>>()
         })?;
         let info = DeviceInfo { units: pool.current_num_threads(), ..info() };
-        Ok(Self { spec: spec.clone(), weights, kv, pool, isa: Isa::detect(), rounding, info })
+        Ok(Self { spec: spec.clone(), weights, kv, pool, isa: Isa::detect(), rounding, routing: None, info })
     }
 }
 
@@ -143,14 +144,21 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn set_routing(&mut self, routing: Option<Routing>) -> Result<(), BackendError> {
+        self.routing = routing;
+        Ok(())
+    }
+
     fn capture<'a>(
         &'a mut self,
         batch: &'a Batch,
         forward: Forward<'a>,
     ) -> Result<Box<dyn Capture + 'a>, BackendError> {
         check::batch(batch, &self.spec, self.kv.blocks)?;
-        let Self { spec, weights, kv, pool, isa, rounding, info } = self;
-        let step = pool.install(|| Step::new(spec, *isa, info.units, weights, kv, batch, *rounding))?;
+        let Self { spec, weights, kv, pool, isa, rounding, routing, info } = self;
+        let held =
+            Held { isa: *isa, threads: info.units, weights, rounding: *rounding, routing: routing.as_ref() };
+        let step = pool.install(|| Step::new(spec, held, kv, batch))?;
         Ok(Box::new(CpuCapture { spec, pool, step, forward, tape: None, saved: None }))
     }
 }

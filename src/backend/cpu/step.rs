@@ -6,23 +6,32 @@ use super::isa::Isa;
 use super::kv::KvPool;
 use super::linear;
 use super::memory::{self, Buffer};
+use super::moe;
 use super::round::Rounding;
 use crate::backend::tape::Op;
-use crate::backend::{Act, Attention, BackendError, StepSpec, WeightId};
+use crate::backend::{Act, Attention, BackendError, Moe, Routing, StepSpec, WeightId};
 use crate::batch::Batch;
 use crate::units::Bytes;
 
 /// How many [`Act`]s there are; an act's number is its place in the enum.
 const ACTS: usize = Act::Gated as usize + 1;
 
-/// All that an operation may touch.
-pub(super) struct Step<'a> {
+/// What a device holds for all its steps.
+#[derive(Clone, Copy)]
+pub(super) struct Held<'a> {
     pub isa: Isa,
     pub threads: usize,
     pub weights: &'a [Buffer],
+    pub rounding: Rounding,
+    pub routing: Option<&'a Routing>,
+}
+
+/// All that an operation may touch.
+pub(super) struct Step<'a> {
+    pub held: Held<'a>,
     pub kv: &'a mut KvPool,
     pub batch: &'a Batch,
-    pub rounding: Rounding,
+    pub experts: moe::Scratch,
     acts: [Vec<f32>; ACTS],
     angles: Vec<Vec<f32>>,
     plans: Vec<Plan>,
@@ -32,17 +41,14 @@ impl<'a> Step<'a> {
     /// Buffers for the batch. `batch` has passed the device's checks.
     pub(super) fn new(
         spec: &StepSpec,
-        isa: Isa,
-        threads: usize,
-        weights: &'a [Buffer],
+        held: Held<'a>,
         kv: &'a mut KvPool,
         batch: &'a Batch,
-        rounding: Rounding,
     ) -> Result<Self, BackendError> {
         let tokens = batch.num_tokens();
         let angles = spec.ropes.iter().map(|rope| 2 * rope.inv_freq.len());
         let width: usize = spec.acts.iter().map(|(_, width)| *width).chain(angles).sum();
-        let advice = "lower the case's query lengths or --max-num-batched-tokens";
+        let advice = |_| "lower the case's query lengths or --max-num-batched-tokens".to_owned();
         let what = format!("the activations of {tokens} query tokens");
         memory::require(Bytes(tokens as u128 * width as u128 * 4), &what, advice)?;
         let mut acts: [Vec<f32>; ACTS] = Default::default();
@@ -55,7 +61,8 @@ impl<'a> Step<'a> {
             table
         });
         let angles = angles.collect();
-        Ok(Self { isa, threads, weights, kv, batch, rounding, acts, angles, plans: Vec::new() })
+        let experts = moe::Scratch::default();
+        Ok(Self { held, kv, batch, experts, acts, angles, plans: Vec::new() })
     }
 
     /// `[tokens, width]` of a buffer.
@@ -64,16 +71,43 @@ impl<'a> Step<'a> {
     }
 
     fn weight(&self, id: WeightId) -> &'a [f32] {
-        &self.weights[id.0]
+        &self.held.weights[id.0]
     }
 
-    /// Cuts the attention's work before it is first needed, so that a replay allocates nothing.
-    pub(super) fn plan(&mut self, attention: &Attention) -> usize {
+    /// Makes ready what an operation needs, so that a replay allocates no large memory. Fails if memory is short, or if the logits
+    /// that replace a gate's are not those of this batch.
+    pub(super) fn prepare(&mut self, op: &Op) -> Result<(), BackendError> {
+        match op {
+            Op::Attention { attention, .. } => {
+                self.plan(attention);
+                Ok(())
+            }
+            Op::Moe { x, moe, .. } => {
+                let tokens = self.batch.num_tokens();
+                let wanted = tokens * moe.experts;
+                if let Some(routing) = self.held.routing
+                    && routing.logits.get(moe.index).is_none_or(|logits| logits.len() != wanted)
+                {
+                    let found = routing.logits.get(moe.index).map_or(0, Vec::len);
+                    return Err(BackendError::Device(format!(
+                        "MoE layer {} needs {wanted} replaced logits, there are {found}",
+                        moe.index
+                    )));
+                }
+                let hidden = self.act(*x).len() / tokens;
+                self.experts.reserve(tokens, hidden, moe)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Cuts the attention's work.
+    fn plan(&mut self, attention: &Attention) -> usize {
         let group = self.kv.group(attention.kv_layer);
         if let Some(index) = self.plans.iter().position(|plan| plan.fits(group, attention)) {
             return index;
         }
-        self.plans.push(Plan::new(self.batch, group, attention, self.threads));
+        self.plans.push(Plan::new(self.batch, group, attention, self.held.threads));
         self.plans.len() - 1
     }
 
@@ -87,14 +121,14 @@ impl<'a> Step<'a> {
             Op::AddRmsnorm { delta, residual, weight, eps, out } => self.with(residual, |step, residual| {
                 step.with(out, |step, out| {
                     let delta = delta.map(|delta| step.act(delta));
-                    elementwise::add_norm(step.isa, delta, residual, step.weight(weight), eps, out);
+                    elementwise::add_norm(step.held.isa, delta, residual, step.weight(weight), eps, out);
                 });
             }),
             Op::Linear { x, weight, bias, out } => self.with(out, |step, out| {
                 let x = step.act(x);
                 let inputs = x.len() / step.batch.num_tokens();
                 let bias = bias.map(|bias| step.weight(bias));
-                linear::linear(step.isa, x, step.weight(weight), inputs, bias, out);
+                linear::linear(step.held.isa, x, step.weight(weight), inputs, bias, out);
             }),
             Op::QkNormRopeKvwrite { qkv, attention } => {
                 self.with(qkv, |step, qkv| step.rotate(&attention, qkv));
@@ -103,14 +137,31 @@ impl<'a> Step<'a> {
                 let plan = self.plan(&attention);
                 self.with(out, |step, out| {
                     let (qkv, kv) = (&step.acts[qkv as usize], step.kv.layer(attention.kv_layer));
-                    step.plans[plan].run(step.isa, step.batch, &attention, qkv, kv, out);
+                    let sinks = attention.sinks.map(|id| &*step.held.weights[id.0]);
+                    step.plans[plan].run(step.held.isa, step.batch, &attention, qkv, kv, sinks, out);
                 });
             }
             Op::SiluMul { gate_up, out } => self.with(out, |step, out| {
                 let width = out.len() / step.batch.num_tokens();
-                elementwise::silu_mul(step.isa, step.act(gate_up), width, out);
+                elementwise::silu_mul(step.held.isa, step.act(gate_up), width, out);
             }),
+            Op::Moe { x, moe, out } => self.with(out, |step, out| step.moe(x, &moe, out)),
         }
+    }
+
+    fn moe(&mut self, x: Act, moe: &Moe, out: &mut [f32]) {
+        let held = self.held;
+        let weight = |id: WeightId| -> &[f32] { &held.weights[id.0] };
+        let weights = moe::Weights {
+            gate: weight(moe.gate),
+            gate_bias: moe.gate_bias.map(weight),
+            w13: weight(moe.w13),
+            w13_bias: moe.w13_bias.map(weight),
+            w2: weight(moe.w2),
+            w2_bias: moe.w2_bias.map(weight),
+        };
+        let replaced = held.routing.map(|routing| routing.logits[moe.index].as_slice());
+        self.experts.run(held.isa, moe, &weights, replaced, &self.acts[x as usize], out);
     }
 
     fn rotate(&mut self, attention: &Attention, qkv: &mut [f32]) {
@@ -125,9 +176,9 @@ impl<'a> Step<'a> {
             angles: &self.angles[attention.rope],
             slots: &tables.slots,
             block_size: tables.group.block_size as usize,
-            round: self.rounding.function(),
+            round: self.held.rounding.function(),
         };
-        elementwise::rotate_and_write(self.isa, heads, qkv, self.kv.layer_mut(attention.kv_layer));
+        elementwise::rotate_and_write(self.held.isa, heads, qkv, self.kv.layer_mut(attention.kv_layer));
     }
 
     /// Lends out a buffer while the rest of the step stays usable.

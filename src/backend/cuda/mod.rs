@@ -10,6 +10,7 @@
 //! | `compile`, `kernels` | NVRTC; loaded kernels and launches |
 //! | `weights`, `pool`, `device` | what a model on a GPU is made of |
 //! | `descriptor`, `gemm`, `tune` | dense products, and which algorithm computes them |
+//! | `experts` | what there are no kernels for yet |
 //! | `plan`, `attention`, `step` | work lists, and operations as launches |
 //! | `graph`, `timed`, `capture` | graphs, the timed one, and a step's |
 //! | `ceilings`, `telemetry` | what the GPU can do at most; power, heat and neighbours |
@@ -25,6 +26,7 @@ pub mod custom;
 mod descriptor;
 mod device;
 mod error;
+mod experts;
 mod gemm;
 mod gpu;
 mod graph;

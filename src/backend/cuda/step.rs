@@ -6,11 +6,12 @@ use std::collections::HashMap;
 use super::attention::{AttentionKey, AttentionPlan};
 use super::compile::File;
 use super::device::Parts;
+use super::experts;
 use super::gemm::{Operands, Shape};
 use super::kernels::{Arg, Function, Grid};
 use super::memory::Buffer;
 use super::tune::{Job, Tuner};
-use crate::backend::{Act, Attention, BackendError, Ops, WeightId};
+use crate::backend::{Act, Attention, BackendError, Moe, Ops, WeightId};
 use crate::batch::Batch;
 
 /// The metadata of a batch on the GPU, and what the first pass made.
@@ -121,6 +122,7 @@ impl Ops for Prepare<'_> {
     }
 
     fn attention(&mut self, _qkv: Act, attention: &Attention, _out: Act) -> Result<(), BackendError> {
+        experts::refuse_sinks(attention)?;
         let key = AttentionKey::of(self.parts, attention);
         if !self.step.attentions.contains_key(&key) {
             let plan = AttentionPlan::new(self.parts, &self.step.groups[key.group], self.batch, key)?;
@@ -131,6 +133,10 @@ impl Ops for Prepare<'_> {
 
     fn silu_mul(&mut self, _gate_up: Act, _out: Act) -> Result<(), BackendError> {
         self.parts.kernels.get(File::Act, &[], "silu_mul").map(drop)
+    }
+
+    fn moe(&mut self, _x: Act, _moe: &Moe, _out: Act) -> Result<(), BackendError> {
+        Err(experts::unsupported())
     }
 }
 
@@ -262,5 +268,9 @@ impl Ops for Launch<'_> {
         let grid = Grid::wide(((out.width / 8).div_ceil(256), tokens.min(65_535)), 256);
         // SAFETY: (gate_up, out, tokens, intermediate) as in act.cu.
         unsafe { parts.kernels.launch(function, grid, &args) }
+    }
+
+    fn moe(&mut self, _x: Act, _moe: &Moe, _out: Act) -> Result<(), BackendError> {
+        Err(experts::unsupported())
     }
 }

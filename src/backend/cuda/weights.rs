@@ -7,7 +7,9 @@ use super::compile::File;
 use super::kernels::{Arg, Grid, Kernels};
 use super::memory::Buffer;
 use super::pool::weight_stream;
-use crate::backend::{BackendError, Dtype, StepSpec, WeightRole, WeightSource, WeightSpec, Weights, dummy};
+use crate::backend::{
+    BackendError, Dtype, StepSpec, WeightRole, WeightSource, WeightSpec, Weights, dummy, fit,
+};
 use crate::units::Bytes;
 
 /// All weights, in [`crate::backend::WeightId`] order.
@@ -47,10 +49,11 @@ fn require_room(kernels: &Kernels, spec: &StepSpec) -> Result<(), BackendError> 
     let (free, _) = kernels.gpu.memory()?;
     if needed > free as u128 {
         return Err(BackendError::NoRoom(format!(
-            "the weights need {}, {} are free on {}; choose a smaller --model, or fewer layers with --hf-overrides '{{\"num_hidden_layers\": N}}'",
+            "the weights need {}, {} are free on {}; {}",
             Bytes(needed),
             Bytes(free as u128),
-            kernels.gpu.name
+            kernels.gpu.name,
+            fit::advice(spec, 2, Bytes(free as u128))
         )));
     }
     Ok(())

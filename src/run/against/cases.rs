@@ -76,7 +76,11 @@ fn need(cli: &Cli, entry: &Entry) -> Result<Need, Failure> {
     let block = (0..spec.kv_groups.len()).map(of_group).max().unwrap_or(0);
     let block_bytes = block * u128::from(cli.block_size) * element.kv as u128;
     let kv_bytes = block_bytes * (u128::from(plan.batch.blocks_used()) + 4);
-    let widths: u128 = spec.acts.iter().map(|(_, width)| *width as u128).sum();
+    // Every slot of a token has rows of its own between its expert's products.
+    let experts = plan.model.config.experts.as_ref().map_or(0, |experts| {
+        experts.top_k as u128 * (plan.model.config.hidden_size + 3 * experts.inter) as u128
+    });
+    let widths = experts + spec.acts.iter().map(|(_, width)| *width as u128).sum::<u128>();
     let activations = widths * u128::from(cli.max_num_batched_tokens) * element.kv as u128;
     let (activations, slack) = match backend {
         backend::Backend::Cpu => (widths * u128::from(plan.batch.num_tokens().0) * 4, CPU_SLACK),

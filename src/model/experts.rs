@@ -1,0 +1,217 @@
+//! Experts: what a configuration says of them, and their weights as a checkpoint may have them.
+
+use super::architecture::Architecture;
+use super::fields::{Fields, ModelError};
+use super::weights::{Weights, plain, with_form};
+use crate::backend::{Activation, Form, Moe, Scoring, TensorSpec, WeightRole};
+
+/// The experts of a model, the same in all layers that have any.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Experts {
+    /// How many there are in a layer.
+    pub count: usize,
+    /// How many of them a token uses.
+    pub top_k: usize,
+    /// Width of gate and of up of one expert.
+    pub inter: usize,
+    /// How the chosen ones are weighted.
+    pub scoring: Scoring,
+    /// What lies between an expert's products.
+    pub activation: Activation,
+    /// Whether the gate and both products have biases.
+    pub bias: bool,
+    /// `[num_hidden_layers]` whether a layer has experts rather than one MLP.
+    pub layers: Vec<bool>,
+}
+
+impl Experts {
+    /// Layers that have experts.
+    #[must_use]
+    pub fn num_layers(&self) -> usize {
+        self.layers.iter().filter(|has| **has).count()
+    }
+}
+
+/// Experts of a layer at most: routing that is replaced writes `top_k` as a bfloat16, and kernels sort by expert.
+const MOST: usize = 1024;
+
+/// More chosen experts than this cannot be told apart by bfloat16 logits.
+const MOST_CHOSEN: usize = 256;
+
+/// The slope of gpt-oss's sigmoid; no configuration has it.
+const ALPHA: f32 = 1.702;
+
+/// The experts of a configuration of `layers` layers; none for a dense model.
+pub(super) fn read(
+    fields: Fields<'_>,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Option<Experts>, ModelError> {
+    if !architecture.has_experts() {
+        return Ok(None);
+    }
+    let defaults = match architecture {
+        Architecture::Mixtral => (8, 2),
+        Architecture::Qwen3Moe => (128, 8),
+        _ => (128, 4),
+    };
+    let count = count(fields, defaults.0)?;
+    let top_k = fields.size("num_experts_per_tok", Some(defaults.1), MOST_CHOSEN)?;
+    if top_k > count {
+        return Err(fields.error("num_experts_per_tok", format!("there are {count} experts")));
+    }
+    let inter = match architecture {
+        Architecture::Qwen3Moe => fields.size("moe_intermediate_size", Some(768), 1 << 22)?,
+        _ => fields.size("intermediate_size", None, 1 << 22)?,
+    };
+    let gpt_oss = architecture == Architecture::GptOss;
+    let scoring = match architecture {
+        Architecture::GptOss => Scoring::TopKThenSoftmax,
+        Architecture::Qwen3Moe => {
+            Scoring::SoftmaxThenTopK { renormalize: fields.flag("norm_topk_prob", false)? }
+        }
+        _ => Scoring::SoftmaxThenTopK { renormalize: true },
+    };
+    let activation = if gpt_oss {
+        let limit = fields.positive("swiglu_limit", Some(7.0))? as f32;
+        Activation::ClampedSwiglu { limit, alpha: ALPHA, interleaved: true }
+    } else {
+        Activation::SiluMul
+    };
+    let layers = match architecture {
+        Architecture::Qwen3Moe => sparse_layers(fields, layers)?,
+        _ => vec![true; layers],
+    };
+    let experts = Experts { count, top_k, inter, scoring, activation, bias: gpt_oss, layers };
+    Ok((experts.num_layers() > 0).then_some(experts))
+}
+
+/// Either name; transformers takes one for the other.
+fn count(fields: Fields<'_>, default: usize) -> Result<usize, ModelError> {
+    let local = fields.size("num_local_experts", Some(default), MOST)?;
+    let count = fields.size("num_experts", Some(local), MOST)?;
+    if count != local && fields.get("num_local_experts").is_some() {
+        return Err(fields.error("num_experts", format!("num_local_experts is {local}")));
+    }
+    Ok(count)
+}
+
+/// Every `decoder_sparse_step`th layer, unless it is one of `mlp_only_layers`.
+fn sparse_layers(fields: Fields<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
+    let step = fields.size("decoder_sparse_step", Some(1), 1 << 12)?;
+    let bad = || fields.error("mlp_only_layers", "it must be a list of layer numbers");
+    let dense: Vec<u64> = match fields.get("mlp_only_layers") {
+        None => Vec::new(),
+        Some(list) => list
+            .as_array()
+            .and_then(|list| list.iter().map(serde_json::Value::as_u64).collect())
+            .ok_or_else(bad)?,
+    };
+    Ok((0..layers).map(|i| (i + 1).is_multiple_of(step) && !dense.contains(&(i as u64))).collect())
+}
+
+/// The weights of layer `layer`, which is MoE layer `index`.
+pub(super) fn moe(
+    architecture: Architecture,
+    experts: &Experts,
+    hidden: usize,
+    (layer, index): (usize, usize),
+    weights: &mut Weights,
+) -> Moe {
+    let (count, inter) = (experts.count, experts.inter);
+    let name = |rest: &str| format!("layers.{layer}.{rest}");
+    let layouts = Layouts { name: &name, count, inter, hidden };
+    let gate_names = match architecture {
+        Architecture::Mixtral => ["block_sparse_moe.gate", "mlp.gate"],
+        Architecture::Qwen3Moe => ["mlp.gate", "mlp.router"],
+        _ => ["mlp.router", "mlp.gate"],
+    };
+    let [one, other] = gate_names.map(|gate| vec![plain(name(&format!("{gate}.weight")), &[count, hidden])]);
+    let gate =
+        weights.add_any(&name("mlp.gate.weight"), vec![one, other], (count, hidden), WeightRole::Linear);
+    let w13 = weights.add_any(
+        &name("mlp.experts.w13"),
+        layouts.w13(architecture),
+        (count * 2 * inter, hidden),
+        WeightRole::Linear,
+    );
+    let w2 = weights.add_any(
+        &name("mlp.experts.w2"),
+        layouts.w2(architecture),
+        (count * hidden, inter),
+        WeightRole::Linear,
+    );
+    let mut bias = |what: &str, tensor: &str, shape: &[usize]| {
+        let tensors = vec![vec![plain(name(tensor), shape)]];
+        let elements = shape.iter().product();
+        experts.bias.then(|| weights.add_any(&name(what), tensors, (1, elements), WeightRole::Bias))
+    };
+    Moe {
+        index,
+        gate,
+        gate_bias: bias("mlp.gate.bias", "mlp.router.bias", &[count]),
+        experts: count,
+        top_k: experts.top_k,
+        inter,
+        w13,
+        w13_bias: bias("mlp.experts.w13_bias", "mlp.experts.gate_up_proj_bias", &[count, 2 * inter]),
+        w2,
+        w2_bias: bias("mlp.experts.w2_bias", "mlp.experts.down_proj_bias", &[count, hidden]),
+        scoring: experts.scoring,
+        activation: experts.activation,
+    }
+}
+
+/// The ways in which checkpoints lay out experts.
+struct Layouts<'a> {
+    name: &'a dyn Fn(&str) -> String,
+    count: usize,
+    inter: usize,
+    hidden: usize,
+}
+
+impl Layouts<'_> {
+    /// One tensor for each expert and each of `names`.
+    fn single(&self, folder: &str, names: &[&str], shape: [usize; 2]) -> Vec<TensorSpec> {
+        let of = |expert: usize| {
+            let tensor = move |name: &&str| format!("{folder}.experts.{expert}.{name}.weight");
+            names.iter().map(move |name| plain((self.name)(&tensor(name)), &shape))
+        };
+        (0..self.count).flat_map(of).collect()
+    }
+
+    /// One tensor for all experts.
+    fn stacked(&self, tensor: &str, shape: [usize; 2], form: Form) -> Vec<TensorSpec> {
+        vec![with_form(
+            (self.name)(&format!("mlp.experts.{tensor}")),
+            &[self.count, shape[0], shape[1]],
+            form,
+        )]
+    }
+
+    fn w13(&self, architecture: Architecture) -> Vec<Vec<TensorSpec>> {
+        let (one, both) = ([self.inter, self.hidden], [2 * self.inter, self.hidden]);
+        let stacked = self.stacked("gate_up_proj", both, Form::Plain);
+        match architecture {
+            Architecture::Mixtral => vec![self.single("block_sparse_moe", &["w1", "w3"], one), stacked],
+            Architecture::GptOss => vec![
+                self.stacked("gate_up_proj", [self.hidden, 2 * self.inter], Form::Transposed),
+                self.stacked("gate_up_proj", both, Form::Mxfp4),
+            ],
+            _ => vec![self.single("mlp", &["gate_proj", "up_proj"], one), stacked],
+        }
+    }
+
+    fn w2(&self, architecture: Architecture) -> Vec<Vec<TensorSpec>> {
+        let shape = [self.hidden, self.inter];
+        let stacked = self.stacked("down_proj", shape, Form::Plain);
+        match architecture {
+            Architecture::Mixtral => vec![self.single("block_sparse_moe", &["w2"], shape), stacked],
+            Architecture::GptOss => vec![
+                self.stacked("down_proj", [self.inter, self.hidden], Form::Transposed),
+                self.stacked("down_proj", shape, Form::Mxfp4),
+            ],
+            _ => vec![self.single("mlp", &["down_proj"], shape), stacked],
+        }
+    }
+}
