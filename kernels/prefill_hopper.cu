@@ -6,7 +6,8 @@
 // product with V of one tile runs under the softmax of the next, as in FlashAttention-3 (Shah et al. 2024, section 3.2); its
 // second device, turns at the tensor cores, made this kernel 2 % slower.
 //
-// Macros: HEAD_DIM (64 or 128), GROUP, BLOCK_SIZE (16, 32 or 64). Other architectures compile to nothing.
+// Macros: HEAD_DIM (64 or 128), GROUP, BLOCK_SIZE (16, 32 or 64); SINKS (default 0): 1 gives one more parameter at the end, as in
+// decode.cu. Other architectures compile to nothing.
 // Launch: grid (blocks of the plan, 1, 1), block (384, 1, 1), dynamic shared memory
 //   2048 + (2 * BM + 4 * BN) * HEAD_DIM * 2
 // items[i] = {request, kv_head, m_tile, 0}; block_items[b] .. block_items[b + 1] are those of block b.
@@ -17,6 +18,9 @@
 
 #if HEAD_DIM != 64 && HEAD_DIM != 128
 #error "HEAD_DIM must be 64 or 128"
+#endif
+#ifndef SINKS
+#define SINKS 0
 #endif
 #define BM 128
 #define BN 128
@@ -128,7 +132,11 @@ KERNEL __launch_bounds__(384, 1)
                   const int4 *__restrict__ items,       // [items]
                   const int *__restrict__ block_items,  // [grid + 1]
                   elem *__restrict__ out,               // [tokens, kv_heads * GROUP * HEAD_DIM]
-                  int q_stride, int table_stride, int kv_heads, int window, float scale) {
+                  int q_stride, int table_stride, int kv_heads, int window, float scale
+#if SINKS
+                  , const elem *__restrict__ sinks      // [kv_heads * GROUP], or null
+#endif
+    ) {
     extern __shared__ __align__(1024) u8 shared[];
     u32 base = (shared_addr(shared) + 1023) & ~1023u;
     u32 q_tile = base, k_tiles = q_tile + Q_BYTES, v_tiles = k_tiles + 2 * KV_BYTES, o_tile = v_tiles + 2 * KV_BYTES;
@@ -371,8 +379,11 @@ if (__any_sync(0xffffffffu, sum[0] < 0.0f || sum[1] < 0.0f)) asm volatile("nanos
                 float l = sum[h];
                 l += __shfl_xor_sync(0xffffffffu, l, 1);
                 l += __shfl_xor_sync(0xffffffffu, l, 2);
-                float inv = l > 0.0f ? 1.0f / l : 0.0f;
                 int row = lane / 4 + 8 * h;
+#if SINKS
+                if (sinks) l += exp2_fast(fmaf(to_float(sinks[t.kv_head * GROUP + (t.row0 + wg * 64 + warp * 16 + row) % GROUP]), 1.44269504f, top[h] == NEG_INF ? 0.0f : -top[h]));
+#endif
+                float inv = l > 0.0f ? 1.0f / l : 0.0f;
 #pragma unroll
                 for (int d = 0; d < O_TILES; d++)
                     store_shared4(mine + row * HEAD_DIM * 2 + ((d ^ (row & 7)) * 16) + lane % 4 * 4, pack2(o[d][2 * h] * inv, o[d][2 * h + 1] * inv));
