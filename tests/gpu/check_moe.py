@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import check_kernels
 import plan
 from check_kernels import Attention, Driver, Judge, Kernels, Table, compile_one, graph_time, macros, twice
-from compile_all import MOE_TRIALS, MOE_VARIANTS, moe_shape
+from compile_all import MOE_HOPPER, MOE_TRIALS, MOE_VARIANTS, moe_shape
 
 BLOCK_TOKENS = 64
 
@@ -34,9 +34,10 @@ class Model:
         return dict(EXPERTS=self.experts, TOP_K=self.top_k, ROUTE=self.route)
 
     def product(self, kind, v):
-        if kind == 2:
-            return dict(KIND=2, **v)
-        return dict(KIND=1, TOP_K=self.top_k, ACT=self.act, INTERLEAVED=self.interleaved, **v)
+        """(file, macros)"""
+        shape = {n: a for n, a in v.items() if n not in ("WGMMA", "BM")} if v.get("WGMMA") else v
+        m = dict(KIND=2, **shape) if kind == 2 else dict(KIND=1, TOP_K=self.top_k, ACT=self.act, INTERLEAVED=self.interleaved, **shape)
+        return "moe_gemm_hopper" if v.get("WGMMA") else "moe_gemm", m
 
 
 TINY = [Model("tiny 4x2 32", 4, 2, 64, 32), Model("tiny 8x2 96", 8, 2, 64, 96, route=0), Model("tiny gpt-oss 8x2 32", 8, 2, 64, 32, 2, 1, 1, True),
@@ -50,7 +51,7 @@ SINK_CONFIGS = [(64, 8, 16), (16, 2, 16), (128, 4, 16)]  # head_dim, group, bloc
 
 
 def variants(trials=False):
-    return MOE_VARIANTS + (MOE_TRIALS if trials else [])
+    return MOE_VARIANTS + MOE_HOPPER + (MOE_TRIALS if trials else [])
 
 
 def wanted(args):
@@ -67,7 +68,8 @@ def wanted(args):
         for model in TINY + [MIXTRAL, QWEN, GPT_OSS, GPT_OSS_120B]:
             for v in variants(dtype == "bf16" and not args.tiny):
                 for kind in (1, 2):
-                    yield from once("moe_gemm", macros(dtype, **model.product(kind, v)))
+                    file, m = model.product(kind, v)
+                    yield from once(file, macros(dtype, **m))
         for d, g, bs in SINK_CONFIGS:
             base = macros(dtype, HEAD_DIM=d, GROUP=g, BLOCK_SIZE=bs, SINKS=1)
             yield from once("prefill", base)
@@ -76,6 +78,10 @@ def wanted(args):
             for m in (1, 2):
                 yield from once("decode", {**base, "M_TILES": m})
         yield from once("state", macros(dtype))
+
+
+def label(v):
+    return f"_wgmma BN={v.get('BN', 256)}" if v.get("WGMMA") else f" BM={v['BM']}"
 
 
 def most_tiles(slots, experts, rows):
@@ -114,15 +120,20 @@ class Moe(Kernels):
         self.d.launch(self.get("moe_route", "moe_route", **l.m), (l.blocks,), (512,), 0, logits, bias, l.ids, l.weights, l.counts, l.tokens, scale)
         self.d.launch(self.get("moe_route", "moe_align", **l.m), (l.blocks,), (512,), 0, l.ids, l.counts, l.offsets, l.slots, l.tiles, l.tokens, l.rows, l.max_tiles)
 
+    def products(self, kind, model, v, columns, l, *args):
+        per_block, threads, shared = moe_shape(kind, v)
+        file, m = model.product(kind, v)
+        grid = l.max_tiles * -(-columns // per_block)
+        name = f"moe_gemm{kind}"
+        if v.get("WGMMA"):
+            name, grid = name + "_wgmma", min(grid, self.sms)
+        self.d.launch(self.get(file, name, **m), (grid,), (threads,), shared, *args)
+
     def gemm1(self, model, v, x, w13, b13, l, out):
-        columns, threads, shared = moe_shape(1, v)
-        self.d.launch(self.get("moe_gemm", "moe_gemm1", **model.product(1, v)), (l.max_tiles * -(-model.inter // columns),), (threads,), shared,
-                      x, w13, b13, l.slots, l.tiles, out, model.inter, model.hidden, l.max_tiles, 1.702, 7.0)
+        self.products(1, model, v, model.inter, l, x, w13, b13, l.slots, l.tiles, out, model.inter, model.hidden, l.max_tiles, 1.702, 7.0)
 
     def gemm2(self, model, v, a, w2, b2, l, out):
-        columns, threads, shared = moe_shape(2, v)
-        self.d.launch(self.get("moe_gemm", "moe_gemm2", **model.product(2, v)), (l.max_tiles * -(-model.hidden // columns),), (threads,), shared,
-                      a, w2, b2, l.slots, l.weights, l.tiles, out, model.hidden, model.inter, l.max_tiles)
+        self.products(2, model, v, model.hidden, l, a, w2, b2, l.slots, l.weights, l.tiles, out, model.hidden, model.inter, l.max_tiles)
 
     def combine(self, l, y, out, hidden):
         self.d.launch(self.get("moe_route", "moe_combine", **l.m), (-(-hidden // 1024), min(l.tokens, 65535)), (128,), 0, y, out, l.tokens, hidden)
@@ -312,10 +323,10 @@ def check_products(k, judge, model, tokens, kinds, which, scale=3.0):
                 y = torch.empty(l.total + 3, model.hidden, device="cuda", dtype=dt)
                 out = torch.empty(t + 1, model.hidden, device="cuda", dtype=dt)
                 got, again = twice(lambda: k.gemm1(model, v, x, w13, b13, l, mid), mid)
-                judge.see(f"moe_gemm1 BM={v['BM']}", what, got[: l.total], reference_gemm1(model, x, w13, b13, slots, offsets), name, again[: l.total])
+                judge.see(f"moe_gemm1{label(v)}", what, got[: l.total], reference_gemm1(model, x, w13, b13, slots, offsets), name, again[: l.total])
                 judge.exact("moe_gemm1 writes no more", what, bool(got[l.total :].isnan().all()))
                 got, again = twice(lambda: k.gemm2(model, v, mid, w2, b2, l, y), y)
-                judge.see(f"moe_gemm2 BM={v['BM']}", what, got[: l.total], reference_gemm2(model, mid, w2, b2, l.weights[:t], slots, offsets), name, again[: l.total])
+                judge.see(f"moe_gemm2{label(v)}", what, got[: l.total], reference_gemm2(model, mid, w2, b2, l.weights[:t], slots, offsets), name, again[: l.total])
                 judge.exact("moe_gemm2 writes no more", what, bool(got[l.total :].isnan().all()))
                 got, again = twice(lambda: k.combine(l, y, out, model.hidden), out)
                 judge.see("moe_combine", what, got[:t], y[: l.total].float().view(t, model.top_k, -1).sum(1), name, again[:t])
