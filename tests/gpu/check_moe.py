@@ -303,49 +303,54 @@ def balanced(model, tokens, layer):
 def check_products(k, judge, model, tokens, kinds, which, scale=3.0):
     import torch
     dt, name = k.torch_dtype, k.dtype
-    weights = weights_of(model, dt, scale)
+    given = weights_of(model, dt, scale)
     for t in tokens:
         for kind in kinds:
             x = torch.randn(t, model.hidden, device="cuda").to(dt)
             logits = logits_for(model, t, kind, dt)
-            first = None
+            total, (w13, b13, w2, b2) = t * model.top_k, given
+            mid = torch.empty(total + 3, model.inter, device="cuda", dtype=dt)
+            y = torch.empty(total + 3, model.hidden, device="cuda", dtype=dt)
+            out = torch.empty(t + 1, model.hidden, device="cuda", dtype=dt)
+            kept = None # of the first shape: what the second product of every shape gets, and the references
             for v in which:
+                what = (model.name, t, kind, tuple(v.items()))
                 l = Lists(t, model.router(), v["BM"])
                 k.route(logits, None, l)
-                slots, offsets = l.slots[: l.total], l.offsets[: model.experts + 1].tolist()
-                w13, b13, w2, b2 = weights
-                idle = [e for e in range(model.experts) if offsets[e] == offsets[e + 1]]
-                if idle and model.hidden <= 4096 and model.experts * model.hidden < 1 << 19: # poison the weights that must not count
-                    w13, w2 = w13.clone(), w2.clone()
-                    w13[idle], w2[idle] = float("nan"), float("nan")
-                what = (model.name, t, kind, tuple(v.items()))
-                mid = torch.empty(l.total + 3, model.inter, device="cuda", dtype=dt)
-                y = torch.empty(l.total + 3, model.hidden, device="cuda", dtype=dt)
-                out = torch.empty(t + 1, model.hidden, device="cuda", dtype=dt)
+                if kept is None:
+                    slots, offsets = l.slots[:total].clone(), l.offsets[: model.experts + 1].tolist()
+                    idle = [e for e in range(model.experts) if offsets[e] == offsets[e + 1]]
+                    if idle: # weights that must not count
+                        w13, w2 = w13.clone(), w2.clone()
+                        w13[idle], w2[idle] = float("nan"), float("nan")
+                    ref1 = reference_gemm1(model, x, w13, b13, slots, offsets)
+                    chain = reference_gemm2(model, ref1, w2, b2, l.weights[:t], slots, offsets).view(t, model.top_k, -1).sum(1)
                 got, again = twice(lambda: k.gemm1(model, v, x, w13, b13, l, mid), mid)
-                judge.see(f"moe_gemm1{label(v)}", what, got[: l.total], reference_gemm1(model, x, w13, b13, slots, offsets), name, again[: l.total])
-                judge.exact("moe_gemm1 writes no more", what, bool(got[l.total :].isnan().all()))
-                got, again = twice(lambda: k.gemm2(model, v, mid, w2, b2, l, y), y)
-                judge.see(f"moe_gemm2{label(v)}", what, got[: l.total], reference_gemm2(model, mid, w2, b2, l.weights[:t], slots, offsets), name, again[: l.total])
-                judge.exact("moe_gemm2 writes no more", what, bool(got[l.total :].isnan().all()))
+                judge.see(f"moe_gemm1{label(v)}", what, got[:total], ref1, name, again[:total])
+                judge.exact("moe_gemm1 writes no more", what, bool(got[total:].isnan().all()))
+                if kept is None:
+                    kept = got
+                    ref2 = reference_gemm2(model, kept, w2, b2, l.weights[:t], slots, offsets)
+                got, again = twice(lambda: k.gemm2(model, v, kept, w2, b2, l, y), y)
+                judge.see(f"moe_gemm2{label(v)}", what, got[:total], ref2, name, again[:total])
+                judge.exact("moe_gemm2 writes no more", what, bool(got[total:].isnan().all()))
                 got, again = twice(lambda: k.combine(l, y, out, model.hidden), out)
-                judge.see("moe_combine", what, got[:t], y[: l.total].float().view(t, model.top_k, -1).sum(1), name, again[:t])
+                judge.see("moe_combine", what, got[:t], y[:total].float().view(t, model.top_k, -1).sum(1), name, again[:t])
                 judge.exact("moe_combine writes no more", what, bool(got[t:].isnan().all()))
-                if first is None:
-                    first = reference_gemm2(model, reference_gemm1(model, x, w13, b13, slots, offsets), w2, b2, l.weights[:t], slots, offsets).view(t, model.top_k, -1).sum(1)
-                judge.see("moe chain", what, got[:t], first, name)
-                # The same bits when each kernel may start before the one before it has ended.
-                mid.fill_(float("nan")), y.fill_(float("nan"))
-                torch.cuda.synchronize()
-                twin = torch.empty_like(out)
-                fresh = Lists(t, model.router(), v["BM"])
-                k.route(logits, None, fresh)
-                k.d.pdl = True
-                k.gemm1(model, v, x, w13, b13, fresh, mid)
-                k.gemm2(model, v, mid, w2, b2, fresh, y)
-                k.combine(fresh, y, twin, model.hidden)
-                k.d.pdl = False
-                judge.exact("moe chain, dependent launch", what, same_bits(twin[:t], got[:t]))
+                # All of it, each kernel after the one before it, and then each free to start before that: the same bits.
+                results = []
+                for pdl in (False, True):
+                    fresh = Lists(t, model.router(), v["BM"])
+                    for buffer in (mid, y, out):
+                        buffer.fill_(float("nan"))
+                    k.route(logits, None, fresh)
+                    k.d.pdl = pdl
+                    k.gemm1(model, v, x, w13, b13, fresh, mid)
+                    k.gemm2(model, v, mid, w2, b2, fresh, y)
+                    k.combine(fresh, y, out, model.hidden)
+                    k.d.pdl = False
+                    results.append(out[:t].clone())
+                judge.see("moe chain", what, results[0], chain, name, results[1])
 
 
 def check_moe(k, judge, tiny):
