@@ -184,6 +184,48 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// ---- barriers and asynchronous tensor cores (sm_90a) -------------------------------------------------------------
+
+#ifdef DTYPE_BF16
+#define WGMMA_TYPES "bf16.bf16"
+#else
+#define WGMMA_TYPES "f16.f16"
+#endif
+
+DEVICE void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
+DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
+DEVICE void barrier_wait(u32 bar, u32 parity) {
+    asm volatile("{.reg .pred p;\n"
+                 "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
+                 "@p bra done;\n"
+                 "bra again;\n"
+                 "done:}" ::"r"(bar), "r"(parity) : "memory");
+}
+DEVICE bool barrier_test(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    return done;
+}
+// Ordinary writes to shared memory before this can be seen by the tensor cores after it.
+DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// Keeps the compiler from moving accesses of accumulators across a wait.
+template <int N> DEVICE void hold(float (&d)[N][4]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) asm volatile("" : "+f"(d[i][j])::"memory");
+}
+
+// Matrix descriptors with the 128-byte swizzle; rows are 128 bytes, groups of 8 rows 1024 bytes apart.
+// Columns along the sum (Q, K): the offset between slabs is unused. Columns across it (V): slabs of 64 columns are `slab` bytes apart.
+DEVICE u64 descriptor(u32 addr, u32 slab) { return (u64)((addr & 0x3ffff) >> 4) | (u64)(slab >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62; }
+#endif
+
 // ---- tiles of head vectors in shared memory ----------------------------------------------------------------------
 
 #ifdef HEAD_DIM

@@ -6,7 +6,9 @@
 // between warps), and their results are merged in fixed order at the end of an item. An item that covers everything its
 // rows attend to writes the output; others write a part (o, m, l), and attention_combine adds the parts in order.
 //
-// Macros: HEAD_DIM, GROUP, BLOCK_SIZE (a multiple of 16); M_TILES (1 or 2; 1 if HEAD_DIM > 128), STAGES (default below).
+// Macros: HEAD_DIM, GROUP, BLOCK_SIZE (a multiple of 16); M_TILES (1 or 2; 1 if HEAD_DIM > 128), STAGES (default below);
+// SINKS (default 0): 1 gives both kernels one more parameter at the end, sinks [kv_heads * GROUP] or null: a logit of each head that
+// takes its share of the softmax and has no value. It is added once, where the sum is complete.
 // Launch of decode_attention: grid (blocks of the plan, 1, 1), block (32 * WARPS, 1, 1), dynamic shared memory
 //   WARPS * STAGES * 32 * ROW_BYTES + (M_TILES * PAD_DIM / 16 <= 8 ? 0 : ROWS * ROW_BYTES) + WARPS * ROWS * 8
 // with WARPS = 2 if HEAD_DIM > 128, else 4. STAGES >= 2 and >= M_TILES.
@@ -27,6 +29,9 @@
 #endif
 #ifndef STAGES
 #define STAGES (HEAD_DIM > 192 || HEAD_DIM * M_TILES > 192 ? 2 : HEAD_DIM > 64 ? 3 : 4)
+#endif
+#ifndef SINKS
+#define SINKS 0
 #endif
 #define ROWS (16 * M_TILES)
 #define WARPS (HEAD_DIM > 128 ? 2 : 4)
@@ -60,7 +65,11 @@ KERNEL __launch_bounds__(THREADS, 2)
                      elem *__restrict__ out,               // [tokens, kv_heads * GROUP * HEAD_DIM]
                      float *__restrict__ part_o,           // [slots, ROWS, HEAD_DIM], not normalised
                      float2 *__restrict__ part_ml,         // [slots, ROWS], (maximum in units of log2, sum)
-                     int q_stride, int table_stride, int kv_heads, int window, float scale) {
+                     int q_stride, int table_stride, int kv_heads, int window, float scale
+#if SINKS
+                     , const elem *__restrict__ sinks         // [kv_heads * GROUP], or null
+#endif
+    ) {
     extern __shared__ __align__(128) u8 shared[];
     int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     u32 ring = shared_addr(shared) + warp * WARP_BYTES;
@@ -299,6 +308,9 @@ KERNEL __launch_bounds__(THREADS, 2)
                 acc.z = fmaf(x.z, f, acc.z); acc.w = fmaf(x.w, f, acc.w);
             }
             if (slot < 0) {
+#if SINKS
+                if (sinks) l += exp2_fast(fmaf(to_float(sinks[row_head(m_tile, row, kv_head)]), 1.44269504f, -base));
+#endif
                 float inv = l > 0.0f ? 1.0f / l : 0.0f;
                 i64 at = ((i64)(q0 + q_index) * kv_heads * GROUP + row_head(m_tile, row, kv_head)) * HEAD_DIM + d;
                 *(uint2 *)(out + at) = make_uint2(pack2(acc.x * inv, acc.y * inv), pack2(acc.z * inv, acc.w * inv));
@@ -317,7 +329,11 @@ KERNEL __launch_bounds__(32 * COMBINE_WARPS) attention_combine(const float *__re
                                                 const int *__restrict__ query_start, // [requests + 1]
                                                 const int4 *__restrict__ combines,   // [combined tiles, 2]
                                                 elem *__restrict__ out,              // [tokens, kv_heads * GROUP * HEAD_DIM]
-                                                int kv_heads) {
+                                                int kv_heads
+#if SINKS
+                                                , const elem *__restrict__ sinks // [kv_heads * GROUP], or null
+#endif
+) {
     __shared__ float4 warp_o[COMBINE_WARPS][(HEAD_DIM + 3) / 4];
     __shared__ float warp_l[COMBINE_WARPS];
     int4 what = combines[2 * blockIdx.x], slots = combines[2 * blockIdx.x + 1];
@@ -359,6 +375,9 @@ KERNEL __launch_bounds__(32 * COMBINE_WARPS) attention_combine(const float *__re
     for (int u = threadIdx.x; u < HEAD_DIM / 4; u += 128) {
         float4 a = warp_o[0][u], b = warp_o[1][u], c = warp_o[2][u], d = warp_o[3][u];
         float total = (warp_l[0] + warp_l[1]) + (warp_l[2] + warp_l[3]);
+#if SINKS
+        if (sinks) total += exp2_fast(fmaf(to_float(sinks[row_head(what.z, row, what.y)]), 1.44269504f, -base));
+#endif
         float inv = total > 0.0f ? 1.0f / total : 0.0f;
         i64 at = ((i64)(q0 + q) * kv_heads * GROUP + row_head(what.z, row, what.y)) * HEAD_DIM + u * 4;
         *(uint2 *)(out + at) = make_uint2(pack2(((a.x + b.x) + (c.x + d.x)) * inv, ((a.y + b.y) + (c.y + d.y)) * inv),

@@ -4,7 +4,7 @@
 // tiles of BM rows; one block serves one tile and walks over the KV positions that it attends to, BN at a time, through
 // two stages in shared memory. Online softmax in float32, as in FlashAttention-2 (Dao 2023, algorithm 1).
 //
-// Macros: HEAD_DIM, GROUP, BLOCK_SIZE (16, 32 or 64).
+// Macros: HEAD_DIM, GROUP, BLOCK_SIZE (16, 32 or 64); SINKS (default 0): 1 gives one more parameter at the end, as in decode.cu.
 // Launch: grid (items, 1, 1), block (128, 1, 1), dynamic shared memory
 //   PREFILL_SHARED = (BM + 4 * BN) * ROW_BYTES,  BM = 128, BN = 64 up to HEAD_DIM 128; BM = 64, BN = 32 above
 // items[i] = {request, kv_head, m_tile, 0}; the host puts those with the most KV positions first.
@@ -17,6 +17,9 @@
 #else
 #define M_TILES 1
 #define BN 32
+#endif
+#ifndef SINKS
+#define SINKS 0
 #endif
 #define WARPS 4
 #define BM (WARPS * 16 * M_TILES)
@@ -33,7 +36,11 @@ KERNEL __launch_bounds__(128, 2)
                       const int *__restrict__ kv_lens,      // [requests]
                       const int4 *__restrict__ items,       // [grid]
                       elem *__restrict__ out,               // [tokens, kv_heads * GROUP * HEAD_DIM]
-                      int q_stride, int table_stride, int kv_heads, int window, float scale) {
+                      int q_stride, int table_stride, int kv_heads, int window, float scale
+#if SINKS
+                      , const elem *__restrict__ sinks      // [kv_heads * GROUP], or null
+#endif
+    ) {
     extern __shared__ __align__(128) u8 shared[];
     int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     u32 q_tile = shared_addr(shared), stages = q_tile + BM * ROW_BYTES;
@@ -219,6 +226,10 @@ KERNEL __launch_bounds__(128, 2)
             float l = sum[m][h];
             l += __shfl_xor_sync(0xffffffffu, l, 1);
             l += __shfl_xor_sync(0xffffffffu, l, 2);
+#if SINKS
+            int head = kv_head * GROUP + (row0 + (warp * M_TILES + m) * 16 + lane / 4 + 8 * h) % GROUP;
+            if (sinks) l += exp2_fast(fmaf(to_float(sinks[head]), 1.44269504f, top[m][h] == NEG_INF ? 0.0f : -top[m][h]));
+#endif
             float inv = l > 0.0f ? 1.0f / l : 0.0f;
             int row = (warp * M_TILES + m) * 16 + lane / 4 + 8 * h;
 #pragma unroll

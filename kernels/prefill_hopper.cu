@@ -6,7 +6,8 @@
 // product with V of one tile runs under the softmax of the next, as in FlashAttention-3 (Shah et al. 2024, section 3.2); its
 // second device, turns at the tensor cores, made this kernel 2 % slower.
 //
-// Macros: HEAD_DIM (64 or 128), GROUP, BLOCK_SIZE (16, 32 or 64). Other architectures compile to nothing.
+// Macros: HEAD_DIM (64 or 128), GROUP, BLOCK_SIZE (16, 32 or 64); SINKS (default 0): 1 gives one more parameter at the end, as in
+// decode.cu. Other architectures compile to nothing.
 // Launch: grid (blocks of the plan, 1, 1), block (384, 1, 1), dynamic shared memory
 //   2048 + (2 * BM + 4 * BN) * HEAD_DIM * 2
 // items[i] = {request, kv_head, m_tile, 0}; block_items[b] .. block_items[b + 1] are those of block b.
@@ -18,6 +19,9 @@
 #if HEAD_DIM != 64 && HEAD_DIM != 128
 #error "HEAD_DIM must be 64 or 128"
 #endif
+#ifndef SINKS
+#define SINKS 0
+#endif
 #define BM 128
 #define BN 128
 #define HALVES (HEAD_DIM / 64) // a tile is stored as slabs of 64 columns, 128 bytes a row, swizzled
@@ -26,47 +30,7 @@
 #define S_TILES (BN / 8)
 #define O_TILES (HEAD_DIM / 8)
 
-#ifdef DTYPE_BF16
-#define WGMMA_TYPES "bf16.bf16"
-#else
-#define WGMMA_TYPES "f16.f16"
-#endif
-
-// ---- barriers ----------------------------------------------------------------------------------------------------
-
-DEVICE void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
-DEVICE void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
-DEVICE void barrier_wait(u32 bar, u32 parity) {
-    asm volatile("{.reg .pred p;\n"
-                 "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
-                 "@p bra done;\n"
-                 "bra again;\n"
-                 "done:}" ::"r"(bar), "r"(parity) : "memory");
-}
-DEVICE bool barrier_test(u32 bar, u32 parity) {
-    u32 done;
-    asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-    return done;
-}
-// Ordinary writes to shared memory before this can be seen by the tensor cores after it.
-DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // ---- wgmma -------------------------------------------------------------------------------------------------------
-
-DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Keeps the compiler from moving accesses of accumulators across a wait.
-template <int N> DEVICE void hold(float (&d)[N][4]) {
-#pragma unroll
-    for (int i = 0; i < N; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) asm volatile("" : "+f"(d[i][j])::"memory");
-}
-
-// Matrix descriptors with the 128-byte swizzle; rows are 128 bytes, groups of 8 rows 1024 bytes apart.
-// Columns along the sum (Q, K): the offset between slabs is unused. Columns across it (V): slabs of 64 columns are `slab` bytes apart.
-DEVICE u64 descriptor(u32 addr, u32 slab) { return (u64)((addr & 0x3ffff) >> 4) | (u64)(slab >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62; }
 
 #define ACC4(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
 // d[64, 128] (+)= a[64, 16] * b[128, 16] transposed, both in shared memory.
@@ -128,7 +92,11 @@ KERNEL __launch_bounds__(384, 1)
                   const int4 *__restrict__ items,       // [items]
                   const int *__restrict__ block_items,  // [grid + 1]
                   elem *__restrict__ out,               // [tokens, kv_heads * GROUP * HEAD_DIM]
-                  int q_stride, int table_stride, int kv_heads, int window, float scale) {
+                  int q_stride, int table_stride, int kv_heads, int window, float scale
+#if SINKS
+                  , const elem *__restrict__ sinks      // [kv_heads * GROUP], or null
+#endif
+    ) {
     extern __shared__ __align__(1024) u8 shared[];
     u32 base = (shared_addr(shared) + 1023) & ~1023u;
     u32 q_tile = base, k_tiles = q_tile + Q_BYTES, v_tiles = k_tiles + 2 * KV_BYTES, o_tile = v_tiles + 2 * KV_BYTES;
@@ -371,8 +339,11 @@ if (__any_sync(0xffffffffu, sum[0] < 0.0f || sum[1] < 0.0f)) asm volatile("nanos
                 float l = sum[h];
                 l += __shfl_xor_sync(0xffffffffu, l, 1);
                 l += __shfl_xor_sync(0xffffffffu, l, 2);
-                float inv = l > 0.0f ? 1.0f / l : 0.0f;
                 int row = lane / 4 + 8 * h;
+#if SINKS
+                if (sinks) l += exp2_fast(fmaf(to_float(sinks[t.kv_head * GROUP + (t.row0 + wg * 64 + warp * 16 + row) % GROUP]), 1.44269504f, top[h] == NEG_INF ? 0.0f : -top[h]));
+#endif
+                float inv = l > 0.0f ? 1.0f / l : 0.0f;
 #pragma unroll
                 for (int d = 0; d < O_TILES; d++)
                     store_shared4(mine + row * HEAD_DIM * 2 + ((d ^ (row & 7)) * 16) + lane % 4 * 4, pack2(o[d][2 * h] * inv, o[d][2 * h + 1] * inv));

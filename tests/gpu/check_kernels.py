@@ -148,26 +148,28 @@ class Kernels:
         self.d.launch(self.get("rope", "qk_norm_rope_kvwrite" + ("_few" if few else ""), HEAD_DIM=d, BLOCK_SIZE=bs), ((t * groups + 3) // 4,), (128,), 0,
                       qkv, qn, kn, table, positions, slots, kv, t, q_heads, kv_heads, eps)
 
-    def decode(self, a, p, out, parts, window=0, m_tiles=1, **extra):
+    def decode(self, a, p, out, parts, window=0, m_tiles=1, sinks=None, **extra):
         d = a.head_dim
         block = 64 if d > 128 else 128
         m = dict(HEAD_DIM=d, GROUP=a.group, BLOCK_SIZE=a.block_size, M_TILES=m_tiles, **extra)
+        last = (sinks,) if m.get("SINKS") else ()
         self.d.launch(self.get("decode", "decode_attention", **m), (p.blocks,), (block,), decode_shared(d, m_tiles, extra.get("STAGES")),
                       a.qkv, a.kv, a.tables, a.query_start, a.kv_lens, p.items, p.block_items, out, parts[0], parts[1],
-                      a.qkv.shape[1], a.tables.shape[1], a.kv_heads, window, a.scale)
+                      a.qkv.shape[1], a.tables.shape[1], a.kv_heads, window, a.scale, *last)
         if p.combines is not None:
             self.d.launch(self.get("decode", "attention_combine", **m), (len(p.combines), 16 * m_tiles), (128,), 0,
-                          parts[0], parts[1], a.query_start, p.combines, out, a.kv_heads)
+                          parts[0], parts[1], a.query_start, p.combines, out, a.kv_heads, *last)
 
-    def prefill(self, a, items, out, window=0):
-        d = a.head_dim
-        self.d.launch(self.get("prefill", "prefill_attention", HEAD_DIM=d, GROUP=a.group, BLOCK_SIZE=a.block_size), (len(items),), (128,), prefill_shared(d),
-                      a.qkv, a.kv, a.tables, a.query_start, a.kv_lens, items, out, a.qkv.shape[1], a.tables.shape[1], a.kv_heads, window, a.scale)
+    def prefill(self, a, items, out, window=0, sinks=None, **extra):
+        d, last = a.head_dim, (sinks,) if extra.get("SINKS") else ()
+        self.d.launch(self.get("prefill", "prefill_attention", HEAD_DIM=d, GROUP=a.group, BLOCK_SIZE=a.block_size, **extra), (len(items),), (128,), prefill_shared(d),
+                      a.qkv, a.kv, a.tables, a.query_start, a.kv_lens, items, out, a.qkv.shape[1], a.tables.shape[1], a.kv_heads, window, a.scale, *last)
 
-    def prefill_wgmma(self, a, shares, out, window=0, **extra):
+    def prefill_wgmma(self, a, shares, out, window=0, sinks=None, **extra):
+        last = (sinks,) if extra.get("SINKS") else ()
         d, (items, block_items, blocks) = a.head_dim, shares
         self.d.launch(self.get("prefill_hopper", "prefill_wgmma", HEAD_DIM=d, GROUP=a.group, BLOCK_SIZE=a.block_size, **extra), (blocks,), (384,), wgmma_shared(d),
-                      a.qkv, a.kv, a.tables, a.query_start, a.kv_lens, items, block_items, out, a.qkv.shape[1], a.tables.shape[1], a.kv_heads, window, a.scale)
+                      a.qkv, a.kv, a.tables, a.query_start, a.kv_lens, items, block_items, out, a.qkv.shape[1], a.tables.shape[1], a.kv_heads, window, a.scale, *last)
 
     def gemv(self, x, w, bias, out, **extra):
         (t, k), n = x.shape, w.shape[0]
@@ -218,7 +220,7 @@ class Attention:
         self.q_heads = kv_heads * group
         self.qkv = torch.empty(self.tokens, (self.q_heads + 2 * kv_heads) * head_dim, device=dev, dtype=dtype).normal_()
 
-    def reference(self, r, window=0):
+    def reference(self, r, window=0, sinks=None):
         import torch
         q_len, kv_len = self.requests[r]
         a, b = self.starts[r], self.starts[r + 1]
@@ -238,7 +240,12 @@ class Attention:
             if window:
                 mask |= key <= pos - window
             s.masked_fill_(mask[None, :, None], float("-inf"))
-            o = torch.softmax(s, -1).reshape(self.kv_heads, -1, kv_len) @ v
+            if sinks is None:
+                p = torch.softmax(s, -1)
+            else: # one more column, without a value
+                column = sinks.float().view(self.kv_heads, 1, self.group, 1).expand(-1, j - i, -1, 1)
+                p = torch.softmax(torch.cat([s, column], -1), -1)[..., :-1]
+            o = p.reshape(self.kv_heads, -1, kv_len) @ v
             out[i:j] = o.view(self.kv_heads, j - i, self.group, self.head_dim).permute(1, 0, 2, 3).reshape(j - i, -1)
         return out
 

@@ -18,6 +18,16 @@ EXTRA_HEADS = [(24, 1), (96, 16), (192, 4), (64, 8)]
 # Shapes of the gemv kernel from which a launcher chooses by timing; the first is the default, HIGH those for more than 8 rows.
 GEMV_VARIANTS = [dict(), dict(N_TILES=1, UNROLL=4, MIN_BLOCKS=4), dict(N_TILES=2, UNROLL=4, WARPS=4, MIN_BLOCKS=6), dict(N_TILES=2, UNROLL=2, MIN_BLOCKS=4), dict(N_TILES=1, UNROLL=2, MIN_BLOCKS=6)]
 HIGH_VARIANTS = [GEMV_VARIANTS[0], GEMV_VARIANTS[3]]
+# Shapes of the grouped products by rows of a tile: what a launcher chooses from (moe_gemm.cu's defaults are the first of each).
+MOE_VARIANTS = [dict(BM=16), dict(BM=32), dict(BM=64), dict(BM=128)]
+# On sm_90a, for many rows an expert; WGMMA is no macro but the file.
+MOE_HOPPER = [dict(BM=128, WGMMA=1), dict(BM=128, WGMMA=1, BN=192)]
+# Others, that are timed only.
+MOE_TRIALS = [dict(BM=16, BN=64, BK=64, STAGES=6, MIN_BLOCKS=3), dict(BM=16, BN=128, BK=128, STAGES=3, WARPS_N=8), dict(BM=16, BN=32, BK=64, STAGES=8, WARPS_N=2, MIN_BLOCKS=4),
+              dict(BM=16, COPY_HINT='".L2::256B"'), dict(BM=64, BN=64, STAGES=6), dict(BM=128, BN=256, STAGES=3, WARPS_N=4, MIN_BLOCKS=1),
+              dict(BM=128, WGMMA=1, BN=128, STAGES=6), dict(BM=128, WGMMA=1, GROUP_M=16)]
+MOE_MODELS = [dict(EXPERTS=4, TOP_K=2, ROUTE=1), dict(EXPERTS=8, TOP_K=2, ROUTE=1), dict(EXPERTS=128, TOP_K=8, ROUTE=1), dict(EXPERTS=128, TOP_K=8, ROUTE=0),
+              dict(EXPERTS=32, TOP_K=4, ROUTE=2), dict(EXPERTS=128, TOP_K=4, ROUTE=2), dict(EXPERTS=256, TOP_K=8, ROUTE=3), dict(EXPERTS=64, TOP_K=6, ROUTE=0)]
 PLAIN = ["embed", "act", "norm", "fill", "state"]
 
 
@@ -42,6 +52,18 @@ def wgmma_shared(head_dim):
     return 2048 + (2 * 128 + 4 * 128) * head_dim * 2
 
 
+def moe_shape(kind, v):
+    """(output columns, threads, dynamic shared memory) of a block of moe_gemm1 or moe_gemm2, as moe_gemm.cu and moe_gemm_hopper.cu say."""
+    bm = v["BM"]
+    if v.get("WGMMA"):
+        bn = v.get("BN", 256)
+        return bn // 2 if kind == 1 else bn, 384, 1024 + v.get("STAGES", 4) * (128 + bn) * 128 + 8 * 16 * 80 + 128
+    bn, bk = v.get("BN", 64 if bm <= 32 else 128), v.get("BK", 128 if bm <= 32 else 64)
+    stages = v.get("STAGES", {16: 4, 32: 3, 64: 4}.get(bm, 3))
+    warps = v.get("WARPS_M", 1 if bm <= 32 else 2) * v.get("WARPS_N", 4 if bm <= 32 else 2)
+    return bn // 2 if kind == 1 else bn, 32 * warps, stages * (bm + bn) * bk * 2
+
+
 def jobs(quick=False):
     """(file, arch, macros, {kernel: dynamic shared memory})"""
     for arch in ["sm_90a"] if quick else ARCHS:
@@ -51,17 +73,32 @@ def jobs(quick=False):
             for high in (0, 1):
                 for variant in HIGH_VARIANTS if high else GEMV_VARIANTS:
                     yield "gemv", arch, {dtype: 1, "HIGH_ROWS": high, **variant}, {}
+            for m in MOE_MODELS:
+                yield "moe_route", arch, {dtype: 1, **m}, {}
+            for v in MOE_VARIANTS:
+                for k, act in ((8, 0), (4, 1)):
+                    yield "moe_gemm", arch, {dtype: 1, "KIND": 1, "TOP_K": k, "ACT": act, "INTERLEAVED": act, **v}, {"moe_gemm1": moe_shape(1, v)[2]}
+                yield "moe_gemm", arch, {dtype: 1, "KIND": 2, **v}, {"moe_gemm2": moe_shape(2, v)[2]}
+            for v in MOE_HOPPER if arch == "sm_90a" else ():
+                shape = {n: a for n, a in v.items() if n not in ("WGMMA", "BM")}
+                for k, act in ((8, 0), (4, 1)):
+                    yield "moe_gemm_hopper", arch, {dtype: 1, "KIND": 1, "TOP_K": k, "ACT": act, "INTERLEAVED": act, **shape}, {"moe_gemm1_wgmma": moe_shape(1, v)[2]}
+                yield "moe_gemm_hopper", arch, {dtype: 1, "KIND": 2, **shape}, {"moe_gemm2_wgmma": moe_shape(2, v)[2]}
             for d, g in HEADS + ([] if quick else EXTRA_HEADS):
                 for bs in (16,) if quick else (16, 32, 64):
                     if (d, g) in EXTRA_HEADS and bs != 16:
                         continue
                     yield "rope", arch, {dtype: 1, "HEAD_DIM": d, "BLOCK_SIZE": bs}, {}
                     base = {dtype: 1, "HEAD_DIM": d, "GROUP": g, "BLOCK_SIZE": bs}
-                    yield "prefill", arch, base, {"prefill_attention": prefill_shared(d)}
+                    sunk = [base] + ([{**base, "SINKS": 1}] if d in (16, 64) and bs == 16 else [])
+                    for b in sunk:
+                        yield "prefill", arch, b, {"prefill_attention": prefill_shared(d)}
                     if arch == "sm_90a" and d in (64, 128):
-                        yield "prefill_hopper", arch, base, {"prefill_wgmma": wgmma_shared(d)}
+                        for b in sunk:
+                            yield "prefill_hopper", arch, b, {"prefill_wgmma": wgmma_shared(d)}
                     for m in (1, 2) if d <= 128 else (1,):
-                        yield "decode", arch, {**base, "M_TILES": m}, {"decode_attention": decode_shared(d, m)}
+                        for b in sunk:
+                            yield "decode", arch, {**b, "M_TILES": m}, {"decode_attention": decode_shared(d, m)}
 
 
 def one(job):
