@@ -11,8 +11,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use forward_bench::backend::cuda::compile::{Compiler, File};
-use forward_bench::backend::cuda::{decode_shared, gemv_defines, prefill_hopper_shared, prefill_shared};
-use forward_bench::model::{ModelConfig, preset_names};
+use forward_bench::backend::cuda::{
+    Variant, decode_shared, gemv_defines, prefill_hopper_shared, prefill_shared,
+};
+use forward_bench::backend::{Activation, Scoring};
+use forward_bench::model::{Layer, Mlp, Model, ModelConfig, preset_names};
 
 /// Architectures, and the KiB of dynamic shared memory that a block may have there.
 const ARCHS: [(&str, usize); 5] =
@@ -54,14 +57,46 @@ struct Job {
     shared: usize,
 }
 
-/// (head_dim, query heads a KV head) of every preset and fixture.
-fn heads() -> BTreeSet<(usize, usize)> {
+/// Every preset and fixture.
+fn models() -> Vec<Model> {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let folders = std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path());
     let fixtures = folders.filter(|path| path.join("config.json").is_file());
     let presets = preset_names().into_iter().map(|name| ModelConfig::resolve(name, None).unwrap());
     let configs = fixtures.map(|path| ModelConfig::from_dir(&path, None).unwrap()).chain(presets);
-    configs.map(|config| (config.head_dim, config.num_attention_heads / config.num_key_value_heads)).collect()
+    configs.map(|config| Model::new(config, 16, 256).unwrap()).collect()
+}
+
+/// (head_dim, query heads a KV head, whether there are sinks) of every model's layers.
+fn heads() -> BTreeSet<(usize, usize, bool)> {
+    let heads = |layer: &Layer| {
+        let attention = &layer.attention;
+        (attention.head_dim, attention.q_heads / attention.kv_heads, attention.sinks.is_some())
+    };
+    models().iter().flat_map(|model| model.layers.iter().map(heads).collect::<Vec<_>>()).collect()
+}
+
+/// (experts, experts a token, ROUTE of moe_route.cu, whether gate and up are clamped) of every model's blocks of experts.
+fn experts() -> BTreeSet<(usize, usize, usize, bool)> {
+    let experts = |layer: &Layer| match layer.mlp {
+        Mlp::Dense { .. } => None,
+        Mlp::Experts(moe) => {
+            let route = match moe.scoring {
+                Scoring::SoftmaxThenTopK { renormalize } => usize::from(renormalize),
+                Scoring::TopKThenSoftmax => 2,
+            };
+            Some((moe.experts, moe.top_k, route, moe.activation != Activation::SiluMul))
+        }
+    };
+    models().iter().flat_map(|model| model.layers.iter().filter_map(experts).collect::<Vec<_>>()).collect()
+}
+
+/// Every variant of the grouped products on an architecture.
+fn variants(arch: &str) -> Vec<Variant> {
+    let any = [16, 32, 64, 128].map(|tile_rows| Variant { tile_rows, hopper: None });
+    let hopper = [192, 256].map(|columns| Variant { tile_rows: 128, hopper: Some(columns) });
+    // On Hopper its own kernels serve tiles of 128.
+    if arch == "sm_90a" { any.into_iter().take(3).chain(hopper).collect() } else { any.to_vec() }
 }
 
 /// Every compilation, each once.
@@ -85,13 +120,23 @@ fn jobs() -> Vec<Job> {
             for defines in gemv_defines() {
                 add(File::Gemv, &defines, 0, 0);
             }
-            for (head_dim, group) in heads() {
+            for (experts, top_k, route, clamped) in experts() {
+                add(File::MoeRoute, &[("EXPERTS", experts), ("TOP_K", top_k), ("ROUTE", route)], 0, 0);
+                for (variant, kind) in
+                    variants(arch).into_iter().flat_map(|variant| [(variant, 1), (variant, 2)])
+                {
+                    let (file, defines) = variant.compilation(kind, (top_k, clamped));
+                    add(file, &defines, 0, variant.shared());
+                }
+            }
+            for (head_dim, group, sinks) in heads() {
+                let sinks: &[(&str, usize)] = if sinks { &[("SINKS", 1)] } else { &[] };
                 let all_sizes =
                     dtype == "BF16" && BOTH_TYPES.contains(&arch) && (head_dim, group) == EVERY_BLOCK_SIZE;
                 for &block_size in if all_sizes { &[16, 32, 64][..] } else { &[16] } {
                     let base = [("HEAD_DIM", head_dim), ("BLOCK_SIZE", block_size)];
                     add(File::Rope, &base, head_dim, 0);
-                    let with_group = [base[0], base[1], ("GROUP", group)];
+                    let with_group = [&[base[0], base[1], ("GROUP", group)], sinks].concat();
                     // On Hopper the other kernel serves these.
                     if arch == "sm_90a" && [64, 128].contains(&head_dim) {
                         add(File::PrefillHopper, &with_group, head_dim, prefill_hopper_shared(head_dim));
@@ -99,7 +144,7 @@ fn jobs() -> Vec<Job> {
                         add(File::Prefill, &with_group, head_dim, prefill_shared(head_dim));
                     }
                     for tiles in 1..=if head_dim <= 128 { 2 } else { 1 } {
-                        let defines = [base[0], base[1], with_group[2], ("M_TILES", tiles)];
+                        let defines = [&with_group[..], &[("M_TILES", tiles)]].concat();
                         add(File::Decode, &defines, head_dim, decode_shared(head_dim, tiles));
                     }
                 }
@@ -204,7 +249,12 @@ fn every_kernel_compiles_everywhere_without_warning_or_spill() {
 
 #[test]
 fn dynamic_shared_memory_fits_every_architecture() {
-    for (head_dim, _) in heads() {
+    for (arch, limit) in ARCHS.into_iter().chain([("sm_86", 99)]) {
+        for variant in variants(arch) {
+            assert!(variant.shared() <= limit * 1024, "{variant:?} on {arch}: {} bytes", variant.shared());
+        }
+    }
+    for (head_dim, _, _) in heads() {
         for (arch, limit) in ARCHS.into_iter().chain([("sm_86", 99), ("sm_90", 227)]) {
             let tiles = 1..=if head_dim <= 128 { 2 } else { 1 };
             let hopper = arch.starts_with("sm_90") && [64, 128].contains(&head_dim);

@@ -147,6 +147,11 @@ impl Loaded {
     /// Opens the device and gives it the entry's model.
     pub fn load(cli: &Cli, model_name: &str, model: Model) -> Result<Self, Failure> {
         let _progress = Progress::start(format!("{model_name}: loading weights"));
+        if model.config.experts.is_some() && *backend::of(cli)? != Backend::Cpu {
+            eprintln!(
+                "warning: {model_name}: the kernels of experts have not been checked on a GPU yet; mistrust these times"
+            );
+        }
         let device = backend::of(cli)?.open(cli, model_name, &model).map_err(|error| failure(&error))?;
         Ok(Self { name: model_name.to_owned(), model, device })
     }

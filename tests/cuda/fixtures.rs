@@ -71,6 +71,9 @@ fixtures! {
     llama "llama-tiny";
     qwen3 "qwen3-tiny";
     mistral_with_a_window "mistral-swa-tiny";
+    mixtral "mixtral-tiny";
+    qwen3_moe "qwen3-moe-tiny";
+    gpt_oss "gpt-oss-tiny";
     qwen2_with_biases "qwen2-tiny";
     llama3_rope "llama3-rope-tiny";
     yarn_with_wide_heads "yarn-tiny";

@@ -19,13 +19,15 @@ pub(super) struct AttentionKey {
     head_dim: usize,
     /// The KV group.
     pub group: usize,
+    /// Whether the softmax has a sink.
+    sinks: bool,
 }
 
 impl AttentionKey {
     pub(super) fn of(parts: &Parts, attention: &Attention) -> Self {
         let Attention { q_heads, kv_heads, head_dim, window, .. } = *attention;
         let heads = Heads { kv_heads, group: q_heads / kv_heads.max(1), window };
-        Self { heads, head_dim, group: parts.kv.group(attention.kv_layer) }
+        Self { heads, head_dim, group: parts.kv.group(attention.kv_layer), sinks: attention.sinks.is_some() }
     }
 }
 
@@ -93,6 +95,16 @@ pub fn prefill_hopper_shared(head_dim: usize) -> usize {
 /// Rows of a tile of `prefill_wgmma`.
 const HOPPER_ROWS: usize = 128;
 
+/// What the attention kernels of a layer are compiled for.
+fn attention_defines(key: &AttentionKey, tables: &Tables) -> Vec<(&'static str, usize)> {
+    let mut defines =
+        vec![("HEAD_DIM", key.head_dim), ("GROUP", key.heads.group), ("BLOCK_SIZE", tables.block_size)];
+    if key.sinks {
+        defines.push(("SINKS", 1));
+    }
+    defines
+}
+
 impl AttentionPlan {
     pub(super) fn new(
         parts: &Parts,
@@ -139,16 +151,18 @@ impl AttentionPlan {
             Arg::F32(attention.scale),
         ];
         let out = parts.act_of(out, width)?;
+        let sinks = attention.sinks.map(|id| parts.vector(id, attention.q_heads)).transpose()?;
+        let sinks = sinks.map(Arg::Address);
         if let Some(decode) = &self.decode {
-            decode.launch(parts, step, (&inputs, &sizes, out), attention.kv_heads)?;
+            decode.launch(parts, step, (&inputs, &sizes, out), (attention.kv_heads, sinks))?;
         }
         if let Some(prefill) = &self.prefill {
             let lists =
                 [Some(prefill.items.address()), prefill.block_items.as_ref().map(Buffer::address), Some(out)];
             let addresses = inputs.iter().copied().chain(lists.into_iter().flatten()).map(Arg::Address);
-            let args: Vec<Arg> = addresses.chain(sizes).collect();
+            let args: Vec<Arg> = addresses.chain(sizes).chain(sinks).collect();
             // SAFETY: (qkv, kv, block_tables, query_start, kv_lens, items, [block_items,] out, q_stride, table_stride, kv_heads,
-            // window, scale) as in prefill.cu and prefill_hopper.cu; the items are those of this batch.
+            // window, scale[, sinks]) as in prefill.cu and prefill_hopper.cu; the items are those of this batch.
             unsafe { parts.kernels.launch(prefill.function, prefill.grid, &args) }?;
         }
         Ok(())
@@ -165,12 +179,8 @@ impl Decode {
         m_tiles: usize,
     ) -> Result<Self, BackendError> {
         let (kernels, head_dim, rows) = (&parts.kernels, key.head_dim, 16 * m_tiles);
-        let defines = [
-            ("HEAD_DIM", head_dim),
-            ("GROUP", key.heads.group),
-            ("BLOCK_SIZE", tables.block_size),
-            ("M_TILES", m_tiles),
-        ];
+        let mut defines = attention_defines(&key, tables);
+        defines.push(("M_TILES", m_tiles));
         let function = kernels.get(File::Decode, &defines, "decode_attention")?;
         let shared = decode_shared(head_dim, m_tiles);
         kernels.allow_shared(function, shared, "decode attention")?;
@@ -200,19 +210,20 @@ impl Decode {
         parts: &Parts,
         step: &Step,
         (inputs, sizes, out): (&[u64; 5], &[Arg; 5], u64),
-        kv_heads: usize,
+        (kv_heads, sinks): (usize, Option<Arg>),
     ) -> Result<(), BackendError> {
         let (part_o, part_ml) = (self.part_o.address(), self.part_ml.address());
         let lists = [self.items.address(), self.block_items.address(), out, part_o, part_ml];
-        let args: Vec<Arg> = inputs.iter().copied().chain(lists).map(Arg::Address).chain(*sizes).collect();
+        let addresses = inputs.iter().copied().chain(lists).map(Arg::Address);
+        let args: Vec<Arg> = addresses.chain(*sizes).chain(sinks).collect();
         // SAFETY: (qkv, kv, block_tables, query_start, kv_lens, items, block_items, out, part_o, part_ml, q_stride, table_stride,
-        // kv_heads, window, scale) as in decode.cu; the lists are those of this batch, the parts as many as the plan has slots.
+        // kv_heads, window, scale[, sinks]) as in decode.cu; the lists are those of this batch, the parts as many as the plan has slots.
         unsafe { parts.kernels.launch(self.function, self.grid, &args) }?;
         let Some((function, grid, list)) = &self.combine else { return Ok(()) };
         let addresses = [part_o, part_ml, step.query_start.address(), list.address(), out];
         let args: Vec<Arg> =
-            addresses.into_iter().map(Arg::Address).chain([Arg::I32(kv_heads as i32)]).collect();
-        // SAFETY: (part_o, part_ml, query_start, combines, out, kv_heads) as in decode.cu.
+            addresses.into_iter().map(Arg::Address).chain([Arg::I32(kv_heads as i32)]).chain(sinks).collect();
+        // SAFETY: (part_o, part_ml, query_start, combines, out, kv_heads[, sinks]) as in decode.cu.
         unsafe { parts.kernels.launch(*function, *grid, &args) }
     }
 }
@@ -226,7 +237,7 @@ impl Prefill {
         requests: &[usize],
     ) -> Result<Self, BackendError> {
         let (kernels, head_dim) = (&parts.kernels, key.head_dim);
-        let defines = [("HEAD_DIM", head_dim), ("GROUP", key.heads.group), ("BLOCK_SIZE", tables.block_size)];
+        let defines = attention_defines(&key, tables);
         if kernels.gpu.capability == (9, 0) && [64, 128].contains(&head_dim) {
             let function = kernels.get(File::PrefillHopper, &defines, "prefill_wgmma")?;
             let shared = prefill_hopper_shared(head_dim);

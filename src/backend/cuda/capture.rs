@@ -9,7 +9,7 @@ use super::timed::Timed;
 use super::tune::Tuner;
 use super::weights::from_bits;
 use crate::backend::tape::Checked;
-use crate::backend::{Act, BackendError, Capture, Forward, L2, Replay, Tracing};
+use crate::backend::{Act, BackendError, Capture, Forward, L2, Replay, Routing, Tracing};
 use crate::batch::Batch;
 use crate::units::Bytes;
 
@@ -22,6 +22,7 @@ pub(super) struct CudaCapture<'a> {
     prepared: bool,
     parts: &'a Parts,
     tuner: &'a Tuner,
+    routing: Option<&'a Routing>,
     batch: &'a Batch,
     forward: Forward<'a>,
 }
@@ -35,7 +36,7 @@ struct Saved {
 impl<'a> CudaCapture<'a> {
     pub(super) fn new(
         parts: &'a Parts,
-        tuner: &'a Tuner,
+        (tuner, routing): (&'a Tuner, Option<&'a Routing>),
         l2: L2,
         batch: &'a Batch,
         forward: Forward<'a>,
@@ -54,6 +55,7 @@ impl<'a> CudaCapture<'a> {
             prepared: false,
             parts,
             tuner,
+            routing,
             batch,
             forward,
         })
@@ -62,9 +64,10 @@ impl<'a> CudaCapture<'a> {
     /// Compiles, plans and tunes what the forward needs; the first time only.
     fn prepare(&mut self) -> Result<(), BackendError> {
         if !self.prepared {
-            let Self { parts, step, batch, tuner, .. } = self;
+            let Self { parts, step, batch, tuner, routing, .. } = self;
+            let routing = *routing;
             (self.forward)(&mut Checked { spec: &parts.spec, then: |_| Ok(()) })?;
-            (self.forward)(&mut Prepare { parts, step, batch, tuner })?;
+            (self.forward)(&mut Prepare { parts, step, batch, tuner, routing })?;
             parts.kernels.gpu.synchronize()?;
             self.prepared = true;
         }
@@ -124,6 +127,10 @@ impl Capture for CudaCapture<'_> {
     fn profile(&mut self, name: &str, replays: u32) -> Result<Tracing, BackendError> {
         let kernels = self.parts.kernels.clone();
         profile(self, &kernels, name, replays)
+    }
+
+    fn expert_loads(&mut self) -> Result<Option<Vec<Vec<u32>>>, BackendError> {
+        self.step.experts.loads()
     }
 
     fn output(&mut self) -> Result<Vec<f32>, BackendError> {

@@ -44,6 +44,9 @@ files! {
     Embed = "embed", "The embedding.";
     Fill = "fill", "Made-up weights and KV.";
     Gemv = "gemv", "Products of few rows.";
+    MoeGemm = "moe_gemm", "Products of experts.";
+    MoeGemmHopper = "moe_gemm_hopper", "The same on Hopper, for many rows.";
+    MoeRoute = "moe_route", "The choice of experts, and their sum.";
     Norm = "norm", "RMS norm.";
     Prefill = "prefill", "Attention of many queries.";
     PrefillHopper = "prefill_hopper", "The same on Hopper.";

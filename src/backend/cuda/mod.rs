@@ -10,7 +10,7 @@
 //! | `compile`, `kernels` | NVRTC; loaded kernels and launches |
 //! | `weights`, `pool`, `device` | what a model on a GPU is made of |
 //! | `descriptor`, `gemm`, `tune` | dense products, and which algorithm computes them |
-//! | `experts` | what there are no kernels for yet |
+//! | `experts` | blocks of experts as launches |
 //! | `plan`, `attention`, `step` | work lists, and operations as launches |
 //! | `graph`, `timed`, `capture` | graphs, the timed one, and a step's |
 //! | `ceilings`, `telemetry` | what the GPU can do at most; power, heat and neighbours |
@@ -48,6 +48,7 @@ mod weights;
 use std::rc::Rc;
 
 pub use attention::{decode_shared, prefill_hopper_shared, prefill_shared};
+pub use experts::Variant;
 pub use gemm::{Products, gemv_defines};
 pub use gpu::Gpu;
 pub use library::available;
@@ -61,8 +62,8 @@ use self::pool::{Budget, KvPool};
 use self::telemetry::Nvml;
 use self::tune::Tuner;
 use super::{
-    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, GemmRate, KvInit, L2, Sensors, StepSpec,
-    Weights, check,
+    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, GemmRate, KvInit, L2, Routing, Sensors,
+    StepSpec, Weights, check,
 };
 use crate::batch::Batch;
 use crate::units::Bytes;
@@ -99,6 +100,7 @@ pub struct CudaDevice {
     l2: L2,
     info: DeviceInfo,
     kernels_hash: String,
+    routing: Option<Routing>,
 }
 
 impl CudaDevice {
@@ -136,7 +138,7 @@ impl CudaDevice {
         let (spec, max_tokens) = (spec.clone(), options.max_tokens);
         let parts = Parts { spec, gemm, kv, weights, acts, ropes, max_tokens, kernels };
         let (l2, kernels_hash) = (options.l2, compile::kernels_hash());
-        Ok(Self { parts, tuner, l2, info, kernels_hash })
+        Ok(Self { parts, tuner, l2, info, kernels_hash, routing: None })
     }
 
     /// The GPU, and with it the stream that captures run on: what is put there goes before the next replay.
@@ -254,14 +256,19 @@ impl Device for CudaDevice {
         self.parts.kv.fill(&self.parts.kernels, batch)
     }
 
+    fn set_routing(&mut self, routing: Option<Routing>) -> Result<(), BackendError> {
+        self.routing = routing;
+        Ok(())
+    }
+
     fn capture<'a>(
         &'a mut self,
         batch: &'a Batch,
         forward: Forward<'a>,
     ) -> Result<Box<dyn Capture + 'a>, BackendError> {
         check::batch(batch, &self.parts.spec, self.parts.kv.blocks)?;
-        let Self { parts, tuner, l2, .. } = self;
-        Ok(Box::new(CudaCapture::new(parts, tuner, *l2, batch, forward)?))
+        let Self { parts, tuner, l2, routing, .. } = self;
+        Ok(Box::new(CudaCapture::new(parts, (tuner, routing.as_ref()), *l2, batch, forward)?))
     }
 
     fn kernels_hash(&self) -> Option<&str> {

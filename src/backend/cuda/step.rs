@@ -6,12 +6,12 @@ use std::collections::HashMap;
 use super::attention::{AttentionKey, AttentionPlan};
 use super::compile::File;
 use super::device::Parts;
-use super::experts;
+use super::experts::Experts;
 use super::gemm::{Operands, Shape};
 use super::kernels::{Arg, Function, Grid};
 use super::memory::Buffer;
 use super::tune::{Job, Tuner};
-use crate::backend::{Act, Attention, BackendError, Moe, Ops, WeightId};
+use crate::backend::{Act, Attention, BackendError, Moe, Ops, Routing, WeightId};
 use crate::batch::Batch;
 
 /// The metadata of a batch on the GPU, and what the first pass made.
@@ -23,6 +23,7 @@ pub(super) struct Step {
     pub groups: Vec<Tables>,
     pub tokens: usize,
     attentions: HashMap<AttentionKey, AttentionPlan>,
+    pub experts: Experts,
 }
 
 /// One KV group's metadata on the GPU.
@@ -52,6 +53,7 @@ impl Step {
             groups: batch.groups.iter().map(group).collect::<Result<_, BackendError>>()?,
             tokens: batch.num_tokens(),
             attentions: HashMap::new(),
+            experts: Experts::default(),
         })
     }
 }
@@ -84,6 +86,7 @@ pub(super) struct Prepare<'a> {
     pub step: &'a mut Step,
     pub batch: &'a Batch,
     pub tuner: &'a Tuner,
+    pub routing: Option<&'a Routing>,
 }
 
 impl Ops for Prepare<'_> {
@@ -122,7 +125,6 @@ impl Ops for Prepare<'_> {
     }
 
     fn attention(&mut self, _qkv: Act, attention: &Attention, _out: Act) -> Result<(), BackendError> {
-        experts::refuse_sinks(attention)?;
         let key = AttentionKey::of(self.parts, attention);
         if !self.step.attentions.contains_key(&key) {
             let plan = AttentionPlan::new(self.parts, &self.step.groups[key.group], self.batch, key)?;
@@ -135,8 +137,9 @@ impl Ops for Prepare<'_> {
         self.parts.kernels.get(File::Act, &[], "silu_mul").map(drop)
     }
 
-    fn moe(&mut self, _x: Act, _moe: &Moe, _out: Act) -> Result<(), BackendError> {
-        Err(experts::unsupported())
+    fn moe(&mut self, x: Act, moe: &Moe, _out: Act) -> Result<(), BackendError> {
+        let tokens = self.step.tokens;
+        self.step.experts.prepare((self.parts, self.tuner), tokens, (x, moe), self.routing)
     }
 }
 
@@ -270,7 +273,7 @@ impl Ops for Launch<'_> {
         unsafe { parts.kernels.launch(function, grid, &args) }
     }
 
-    fn moe(&mut self, _x: Act, _moe: &Moe, _out: Act) -> Result<(), BackendError> {
-        Err(experts::unsupported())
+    fn moe(&mut self, x: Act, moe: &Moe, out: Act) -> Result<(), BackendError> {
+        self.step.experts.launch(self.parts, self.step.tokens, (x, moe, out))
     }
 }
