@@ -183,3 +183,32 @@ fn ctrl_c_leaves_neither_worktree_nor_process() {
     assert!(!Path::new("/proc").join(measuring).exists(), "the other side's process is gone");
     assert!(!bench.file("new").exists(), "nothing was saved");
 }
+
+#[test]
+fn a_version_with_other_defaults_is_not_compared() {
+    let bench = Bench::new();
+    let other = "let mut more = vec![\"--hf-overrides={\\\"num_hidden_layers\\\": 1}\".to_owned()]; \
+                 more.extend(std::env::args().skip(1).filter(|a| !a.starts_with(\"--hf\"))); \
+                 let all = more; let error = std::process::Command::new(EXE).args(all).exec(); panic!(\"{error}\");";
+    let other = other.replace("EXE", &format!("{:?}", EXECUTABLE.display().to_string()));
+    let repository = repository(&passes_on(&other));
+    let run =
+        Run::of(command(&bench, repository.path(), "--against HEAD --runs 1").output().unwrap()).expect(2);
+    assert!(
+        run.stderr.contains("the sides differ in model") && run.stderr.contains("num_hidden_layers"),
+        "{}",
+        run.stderr
+    );
+    assert!(!bench.file("new").exists());
+}
+
+#[test]
+fn a_worktree_of_a_killed_process_is_forgotten() {
+    let bench = Bench::new();
+    let repository = repository(&passes_on(""));
+    let path = repository.path();
+    let left = path.join("target/forward-against/tree-0123456789ab-999999999");
+    git(path, &format!("worktree add --quiet --detach {} HEAD", left.display()));
+    Run::of(command(&bench, path, "--against HEAD --runs 1").output().unwrap()).expect(0);
+    no_worktree_is_left(path);
+}

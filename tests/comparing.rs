@@ -224,3 +224,41 @@ fn a_baseline_file_cannot_reach_outside_the_folder() {
     }
     assert!(!bench.home.path().join("g").exists());
 }
+
+#[test]
+fn replays_that_are_no_times_are_refused_wherever_they_come_from() {
+    let bench = Bench::new();
+    bench.measure("--save-baseline a");
+    let path = bench.file("a/forward.json");
+    let good = read_json(&path);
+    let compare = format!("{QUICK} --case d=2*1@32 --baseline a --fail-on-regression");
+    for broken in [json!([]), json!([0.0]), json!([-5.0]), json!([1e308])] {
+        let mut sidecar = good.clone();
+        sidecar["runs"][0]["ranks"][0]["samples_us"] = broken;
+        fs::write(&path, sidecar.to_string()).unwrap();
+        bench.run(&compare).refused(2, &["a/forward.json", "move this file away"]);
+        bench.run("--export-baseline a --export-file /dev/null").refused(2, &["a/forward.json"]);
+    }
+    fs::write(&path, good.to_string()).unwrap();
+    bench.run("--export-baseline a --export-file /dev/null").expect(0);
+    assert!(!fs::metadata("/dev/null").unwrap().is_file(), "it was written into, not replaced");
+}
+
+#[test]
+fn a_link_to_targets_stays_a_link() {
+    let (bench, project) = (Bench::new(), tempfile::tempdir().unwrap());
+    let project = project.path();
+    fs::create_dir(project.join("target-baselines")).unwrap();
+    run_in(&bench, project, "--check-targets --update-targets").expect(0);
+    let file = &target_files(project)[0];
+    let real = project.join("real.toml");
+    fs::rename(file, &real).unwrap();
+    std::os::unix::fs::symlink(&real, file).unwrap();
+    fs::write(&real, "cases = { \"case/d\" = { median_us = 1.0 } }\n").unwrap();
+    run_in(&bench, project, "--update-targets").expect(0);
+    assert!(file.is_symlink());
+    assert!(fs::read_to_string(&real).unwrap().contains("tolerance_pct"));
+    fs::write(&real, "[cases.\"case/other\"]\nmedian_us = 1.0\n").unwrap();
+    let run = run_in(&bench, project, "--check-targets").expect(1);
+    assert!(run.stderr.contains("none of the cases has a target"), "{}", run.stderr);
+}

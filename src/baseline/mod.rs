@@ -134,6 +134,28 @@ pub struct Sidecar {
     pub profiles: Vec<crate::profile::Profile>,
 }
 
+impl Sidecar {
+    /// What keeps it from being compared with: runs without replays, and replays that are no times.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        let is_time = |us: f64| us > 1e-6 && us < 1e12;
+        if self.runs.is_empty() || self.runs.iter().any(|run| run.ranks.is_empty()) {
+            return Some("it has no runs, or a run without ranks".to_owned());
+        }
+        let ranks = self.runs.iter().flat_map(|run| &run.ranks);
+        for rank in ranks {
+            if rank.samples_us.is_empty() {
+                return Some("a rank has no replays".to_owned());
+            }
+            if let Some(us) = rank.samples_us.iter().find(|us| !is_time(**us)) {
+                return Some(format!("a replay of {us:e} µs is no time"));
+            }
+        }
+        let medians = self.runs.iter().map(|run| run.median_us).chain([self.median_us]);
+        medians.into_iter().find(|us| !is_time(*us)).map(|us| format!("a median of {us:e} µs is no time"))
+    }
+}
+
 /// What one process measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
@@ -211,7 +233,7 @@ pub enum BaselineError {
         source: std::io::Error,
     },
     /// A file is not what it should be.
-    #[error("{path}: {what}; delete this file")]
+    #[error("{path}: {what}; move this file away, or save what it belongs to again")]
     Broken {
         /// The file.
         path: PathBuf,
@@ -298,8 +320,15 @@ impl Store {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(at(&path)(error)),
         };
-        let broken = |error: serde_json::Error| BaselineError::Broken { path, what: error.to_string() };
-        serde_json::from_str(&text).map(Some).map_err(broken)
+        let broken = |what: String| BaselineError::Broken { path, what };
+        let sidecar = match serde_json::from_str::<Sidecar>(&text) {
+            Ok(sidecar) => sidecar,
+            Err(error) => return Err(broken(error.to_string())),
+        };
+        match sidecar.problem() {
+            Some(problem) => Err(broken(problem)),
+            None => Ok(Some(sidecar)),
+        }
     }
 
     /// Writes a sidecar.

@@ -172,6 +172,17 @@ impl TargetFile {
         Ok(document.to_string())
     }
 
+    /// Checks, before an hour is spent on its contents, that the file can be updated.
+    ///
+    /// # Errors
+    /// If its text is no TOML of the right shape, or its folder cannot be written to.
+    pub fn check_updatable(&self) -> Result<(), BaselineError> {
+        self.updated(&[], &[])?;
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder).map_err(at(folder))?;
+        tempfile::NamedTempFile::new_in(folder).map(drop).map_err(at(folder))
+    }
+
     /// Writes the updated text.
     ///
     /// # Errors
@@ -180,7 +191,8 @@ impl TargetFile {
         let text = self.updated(reached, provenance)?;
         let folder = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(at(folder))?;
-        write_atomically(&self.path, &text)
+        // What a link leads to is replaced, not the link.
+        write_atomically(&fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone()), &text)
     }
 }
 
@@ -197,7 +209,11 @@ fn rounded(number: f64, digits: i32) -> f64 {
 }
 
 fn table<'a>(parent: &'a mut Table, key: &str) -> Option<&'a mut Table> {
-    parent.entry(key).or_insert_with(|| Item::Table(Table::new())).as_table_mut()
+    let item = parent.entry(key).or_insert_with(|| Item::Table(Table::new()));
+    if let Some(inline) = item.as_inline_table().cloned() {
+        *item = Item::Table(inline.into_table());
+    }
+    item.as_table_mut()
 }
 
 fn table_of_tables<'a>(parent: &'a mut Table, key: &str) -> Option<&'a mut Table> {

@@ -48,6 +48,7 @@ pub struct Imported {
 pub fn export(store: &Store, name: &str, path: &Path) -> Result<usize, BaselineError> {
     let mut benchmarks = BTreeMap::new();
     for id in store.ids().into_iter().filter(|id| store.has(id, name)) {
+        store.sidecar(&id, name)?; // what cannot be read could not be imported
         let folder = store.folder(&id).join(name);
         let mut files = BTreeMap::new();
         for file in CRITERION_FILES.into_iter().chain([SIDECAR]) {
@@ -77,17 +78,28 @@ fn listed(names: &[String]) -> String {
 }
 
 fn write(path: &Path, bundle: &Bundle) -> Result<(), BaselineError> {
+    // What a link leads to is replaced; what is no regular file, such as a pipe, is written into.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = target.as_path();
+    if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        let file = fs::OpenOptions::new().write(true).open(path).map_err(at(path))?;
+        return pack(path, file, bundle);
+    }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(at(folder))?;
     let mut part = tempfile::NamedTempFile::new_in(folder).map_err(at(path))?;
-    let broken = |what: String| BaselineError::Broken { path: path.to_owned(), what };
-    let mut packed = GzEncoder::new(&mut part, Compression::best());
-    serde_json::to_writer(&mut packed, bundle).map_err(|error| broken(error.to_string()))?;
-    packed.finish().and_then(|file| file.flush()).map_err(at(path))?;
+    pack(path, &mut part, bundle)?;
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     part.as_file().set_permissions(permissions).map_err(at(path))?;
     part.persist(path).map_err(|error| at(path)(error.error))?;
     Ok(())
+}
+
+fn pack(path: &Path, out: impl Write, bundle: &Bundle) -> Result<(), BaselineError> {
+    let broken = |what: String| BaselineError::Broken { path: path.to_owned(), what };
+    let mut packed = GzEncoder::new(out, Compression::best());
+    serde_json::to_writer(&mut packed, bundle).map_err(|error| broken(error.to_string()))?;
+    packed.finish().and_then(|mut out| out.flush()).map_err(at(path))
 }
 
 /// Reads a file that [`export`] wrote into the store.
@@ -131,6 +143,9 @@ fn read(path: &Path) -> Result<Bundle, BaselineError> {
         return Err(refuse(format!("its format is version {version}, this program reads {VERSION}")));
     }
     check_name(&bundle.name)?;
+    if bundle.benchmarks.is_empty() {
+        return Err(refuse("it has no benchmarks".to_owned()));
+    }
     for (id, files) in &bundle.benchmarks {
         check(id, files).map_err(|what| refuse(format!("{id:?} {what}")))?;
     }
@@ -155,7 +170,11 @@ fn check(id: &str, files: &BTreeMap<String, String>) -> Result<(), String> {
     }
     match files.get(SIDECAR).map(|text| serde_json::from_str::<Sidecar>(text)) {
         Some(Err(error)) => Err(format!("has a {SIDECAR} that does not read: {error}")),
-        _ => Ok(()),
+        Some(Ok(sidecar)) if sidecar.id != id => Err(format!("has the {SIDECAR} of {:?}", sidecar.id)),
+        Some(Ok(sidecar)) => {
+            sidecar.problem().map_or(Ok(()), |what| Err(format!("has a {SIDECAR} of no use: {what}")))
+        }
+        None => Ok(()),
     }
 }
 

@@ -17,7 +17,7 @@ pub struct ComparisonArgs {
     /// stands for a build of REF
     #[arg(long, value_name = "REF|FILE",
           conflicts_with_all = ["save_baseline", "baseline", "baseline_lenient", "load_baseline", "discard_baseline",
-                                "list", "test", "profile_time", "output_json", "check_targets", "update_targets"])]
+                                "list", "test", "profile_time", "output_json", "check_targets", "update_targets", "plan"])]
     pub against: Option<String>,
     /// Wait for a turn on this socket before each case; for the processes of --against
     #[arg(long, value_name = "SOCKET", hide = true)]
@@ -25,7 +25,8 @@ pub struct ComparisonArgs {
     /// A change must be larger than this to count, in percent [default: the file's, else 1]
     #[arg(long, value_name = "PCT")]
     pub tolerance_pct: Option<f64>,
-    /// Exit 1 if a case is slower by more than this many percent [default: its margin]
+    /// Exit 1 if a case is slower by more than this many percent [default: its margin]; a number that follows is PCT, so a
+    /// filter that is a number stands before it
     #[arg(long, value_name = "PCT", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub fail_on_regression: Option<f64>,
     /// Compare with a baseline although this differs: backend, device, dtype, model, layout or draws; repeatable
@@ -44,7 +45,7 @@ pub struct ComparisonArgs {
     #[arg(long)]
     pub update_targets: bool,
     /// List the saved baselines
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["export_baseline", "import_baseline", "baseline", "save_baseline", "against"])]
     pub baselines: bool,
     /// Write a saved baseline to one file, to be committed or cached
     #[arg(long, value_name = "NAME", conflicts_with = "import_baseline")]
@@ -53,7 +54,7 @@ pub struct ComparisonArgs {
     #[arg(long, value_name = "FILE", requires = "export_baseline")]
     pub export_file: Option<PathBuf>,
     /// Read a baseline that --export-baseline wrote
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["baseline", "baseline_lenient", "save_baseline", "against"])]
     pub import_baseline: Option<PathBuf>,
 }
 

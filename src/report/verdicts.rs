@@ -43,6 +43,8 @@ pub struct Summary {
     pub rows: Vec<Row>,
     /// On all of them together, where there are several.
     pub overall: Option<Verdict>,
+    /// Ids of cases of which a side has nothing to compare.
+    pub unjudged: Vec<String>,
 }
 
 impl Summary {
@@ -57,8 +59,13 @@ impl Summary {
 #[must_use]
 pub fn markdown(summary: &Summary, device: &str) -> String {
     let mut text = String::from("### Forward pass\n\n");
+    for id in &summary.unjudged {
+        let _ = writeln!(text, "{} could not be judged: a side has nothing to compare.\n", cell(id));
+    }
     let Some(first) = summary.rows.first() else {
-        text.push_str("No case was compared: there was no baseline.\n");
+        if summary.unjudged.is_empty() {
+            text.push_str("No case was compared: there was no baseline.\n");
+        }
         return text;
     };
     let count = |state| summary.rows.iter().filter(|row| row.verdict.state == state).count();
@@ -199,7 +206,7 @@ mod tests {
     #[test]
     fn a_comment_names_both_sides_and_cannot_be_steered_by_a_name() {
         let rows = vec![row("decode/m/1x1|@all `x`", State::Slower), row("b", State::Ambiguous)];
-        let text = markdown(&Summary { rows, overall: None }, "NVIDIA H200");
+        let text = markdown(&Summary { rows, ..Summary::default() }, "NVIDIA H200");
         assert!(text.contains("**1 slower, 1 ambiguous**: main (abc) → abc on NVIDIA H200"), "{text}");
         assert!(text.contains(r"decode/m/1x1\|\@all \`x\`"), "{text}");
         assert!(text.contains("| +1.50 % [+1.20, +1.80] | – | ±1.00 % | **slower** |"), "{text}");

@@ -77,9 +77,9 @@ pub fn load(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure
     let kernels = |id: &str| store.sidecar(id, loaded_name).ok().flatten().map(|loaded| loaded.profiles);
     verdicts.explain(|id| kernels(id).unwrap_or_default());
     pages::write(store, !cli.criterion.noplot);
-    let fatal = verdicts.fatal();
+    let status = verdicts.status();
     output::summary(cli, &verdicts.finish(cli)?)?;
-    Ok(if fatal { REGRESSION } else { 0 })
+    Ok(status)
 }
 
 /// Checks, before anything runs, that the baselines that are asked for are there, and were measured on the like.
@@ -471,10 +471,14 @@ impl Bench<'_> {
         let kernels = |id: &str| self.store.sidecar(id, "new").ok().flatten().map(|new| new.profiles);
         self.verdicts.explain(|id| kernels(id).unwrap_or_default());
         let missed = self.targets.finish(&self.origin, self.kernels.as_deref())?;
-        if missed || self.verdicts.fatal() {
+        if missed {
             self.status = self.status.max(REGRESSION);
         }
+        self.status = self.status.max(self.verdicts.status());
         output::summary(self.cli, &self.verdicts.finish(self.cli)?)?;
+        if let Some(name) = self.cli.criterion.save_baseline.as_ref().filter(|_| !self.results.is_empty()) {
+            eprintln!("baseline: saved as {name}");
+        }
         if self.turns.is_none() {
             pages::write(self.store, !self.cli.criterion.noplot);
         }

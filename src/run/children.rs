@@ -75,6 +75,45 @@ impl Process {
     }
 }
 
+/// What a process printed, and how it ended.
+pub struct Output {
+    /// Its exit status.
+    pub status: ExitStatus,
+    /// What it printed on stdout.
+    pub stdout: String,
+    /// What it printed on stderr.
+    pub stderr: String,
+}
+
+/// Runs a command for at most `limit`.
+pub fn output(command: &mut Command, interrupt: &Interrupt, limit: Duration) -> Result<Output, Failure> {
+    let failed = |error: std::io::Error| Failure::usage(format!("a file for what a process prints: {error}"));
+    let files = [tempfile::tempfile().map_err(failed)?, tempfile::tempfile().map_err(failed)?];
+    let [out, err] = &files;
+    command.stdout(out.try_clone().map_err(failed)?).stderr(err.try_clone().map_err(failed)?);
+    let (begin, mut process) = (std::time::Instant::now(), Process::start(command)?);
+    let status = loop {
+        interrupt.check()?;
+        if let Some(status) = process.ended() {
+            break status;
+        }
+        if begin.elapsed() > limit {
+            let program = command.get_program().display();
+            return Err(Failure::usage(format!("{program} has not ended after {} s", limit.as_secs())));
+        }
+        std::thread::sleep(POLL);
+    };
+    let [stdout, stderr] = files.map(|mut file| {
+        use std::io::{Read, Seek};
+        let mut bytes = Vec::new();
+        // What cannot be read back is as good as nothing printed.
+        let _ = file.rewind().and_then(|()| file.read_to_end(&mut bytes));
+        String::from_utf8_lossy(&bytes).into_owned()
+    });
+    interrupt.check()?;
+    Ok(Output { status, stdout, stderr })
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         if self.ended().is_none() {

@@ -150,7 +150,7 @@ fn unknown() -> String {
 }
 
 /// A field's name on the command line.
-fn name(field: Field) -> &'static str {
+pub fn name(field: Field) -> &'static str {
     match field {
         Field::Backend => "backend",
         Field::Device => "device",

@@ -153,6 +153,10 @@ fn say_what_has_no_effect(cli: &Cli) {
         ("--fail-on-regression", cli.comparison.fail_on_regression.is_some() && !compares),
         ("--save-baseline", cli.criterion.save_baseline.is_some() && !compares),
         ("--profile-dir", cli.profile_dir.is_some() && !measures),
+        ("--summary-md", cli.comparison.summary_md.is_some() && !compares),
+        ("--output-bmf", cli.comparison.output_bmf.is_some() && !measures),
+        ("--check-targets", cli.comparison.check_targets && !measures),
+        ("--update-targets", cli.comparison.update_targets && !measures),
     ];
     for (flag, _) in flags.iter().filter(|(_, given)| *given) {
         eprintln!("warning: {flag} has no effect: nothing is measured in this mode");

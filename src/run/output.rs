@@ -22,6 +22,15 @@ pub fn check_all(cli: &Cli) -> Result<(), Failure> {
         ("--summary-md", &flags.summary_md),
         ("--output-bmf", &flags.output_bmf),
     ];
+    let paths: Vec<_> = files.iter().filter_map(|(_, path)| path.as_ref()).collect();
+    if let Some(twice) =
+        paths.iter().find(|path| !is_special(path) && paths.iter().filter(|other| other == path).count() > 1)
+    {
+        return Err(Failure::usage(format!(
+            "{}: two results cannot go into one file; name another",
+            twice.display()
+        )));
+    }
     files
         .into_iter()
         .filter_map(|(flag, path)| Some((flag, path.as_ref()?)))

@@ -38,7 +38,7 @@ pub fn check_values(cli: &Cli) -> Result<(), String> {
         is_share,
         "a fraction in (0, 1] is needed, such as 0.9",
     )?;
-    let is_percentage = |percent: f64| percent >= 0.0 && percent.is_finite();
+    let is_percentage = |percent: f64| (0.0..=1e9).contains(&percent);
     let flags = &cli.comparison;
     let percentages =
         [("--fail-on-regression", flags.fail_on_regression), ("--tolerance-pct", flags.tolerance_pct)];

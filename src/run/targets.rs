@@ -24,7 +24,10 @@ impl<'a> Targets<'a> {
             let model = entry.parts().1;
             if !files.contains_key(model) {
                 let file = TargetFile::read(&path(cli, model)?)?;
-                if checks && file.cases.is_empty() {
+                if updates {
+                    file.check_updatable()?;
+                }
+                if checks && !updates && file.cases.is_empty() {
                     return Err(Failure::usage(format!(
                         "--check-targets: {} has no targets; make them by --update-targets",
                         file.path.display()
@@ -93,9 +96,14 @@ impl<'a> Targets<'a> {
                 outcome.text()
             );
         }
-        if reached.iter().all(|reached| judge(reached, file.cases.get(&reached.case), limit) == Outcome::None)
+        let updates = self.cli.comparison.update_targets;
+        if !updates
+            && reached
+                .iter()
+                .all(|reached| judge(reached, file.cases.get(&reached.case), limit) == Outcome::None)
         {
-            eprintln!("warning: none of the cases has a target in {}", file.path.display());
+            eprintln!("error: none of the cases has a target in {}", file.path.display());
+            missed = true;
         }
         Ok(missed)
     }

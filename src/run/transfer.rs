@@ -66,6 +66,12 @@ pub fn import_committed(name: &str, store: &Store, folder: &Path) -> Result<(), 
     let path = file_of(folder, name);
     if path.is_file() && !store.names().iter().any(|saved| saved == name) {
         import(store, &path)?;
+        if !store.names().iter().any(|saved| saved == name) {
+            return Err(Failure::usage(format!(
+                "{}: the baseline in it has another name; give that one, or name the file after it",
+                path.display()
+            )));
+        }
     }
     Ok(())
 }

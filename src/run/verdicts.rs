@@ -1,7 +1,7 @@
 //! What the measured cases amount to beside the baselines that they were compared with.
 
 use super::suite::Entry;
-use super::{Failure, backend};
+use super::{CASE, Failure, REGRESSION, backend};
 use crate::baseline::{Compared, Run, Sidecar};
 use crate::cli::Cli;
 use crate::profile::Profile;
@@ -17,6 +17,8 @@ pub struct Verdicts {
     profiles: Vec<Vec<Profile>>,
     sides: Vec<(Vec<verdict::Run>, Vec<verdict::Run>)>,
     tolerance_pct: f64,
+    /// Cases of which a side has nothing to compare.
+    unjudged: Vec<String>,
 }
 
 /// One side of a comparison.
@@ -71,7 +73,11 @@ impl Verdicts {
         let rules = rules(cli, entry.tolerance_pct)?;
         self.tolerance_pct = self.tolerance_pct.max(entry.tolerance_pct);
         let verdict = verdict::judge(Sides { old: &sides.0, new: &sides.1 }, &rules);
-        let Some(verdict) = verdict else { return Ok(None) };
+        let Some(verdict) = verdict else {
+            eprintln!("error: {}: not judged: a side has no replays that can be compared", entry.id);
+            self.unjudged.push(entry.id.clone());
+            return Ok(None);
+        };
         let fatal = is_fatal(cli, &verdict);
         eprintln!("{}: {}; against {}", entry.id, verdict.line(), described(old));
         if fatal {
@@ -90,9 +96,11 @@ impl Verdicts {
         Ok(Some(verdict))
     }
 
-    /// Whether a case is slower by so much that it is fatal.
-    pub fn fatal(&self) -> bool {
-        self.rows.iter().any(|row| row.fatal)
+    /// The exit status: of a case that is slower by so much that it is fatal, or that could not be judged.
+    pub fn status(&self) -> u8 {
+        let fatal = self.rows.iter().any(|row| row.fatal);
+        let regression = if fatal { REGRESSION } else { 0 };
+        regression.max(if self.unjudged.is_empty() { 0 } else { CASE })
     }
 
     /// Names the kernels that explain a slower case, where both sides were traced; `kernels` are the new side's, by id.
@@ -121,7 +129,7 @@ impl Verdicts {
         if let Some(overall) = &overall {
             eprintln!("all {} cases together: {}", sides.len(), overall.line());
         }
-        Ok(Summary { rows: self.rows, overall })
+        Ok(Summary { rows: self.rows, overall, unjudged: self.unjudged })
     }
 }
 

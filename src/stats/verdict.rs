@@ -108,8 +108,12 @@ pub fn overall(cases: &[Sides<'_>], rules: &Rules) -> Option<Verdict> {
         between(cases, rules.single_run_noise_pct, Run::cycles).filter(|cycles| cycles.runs == time.runs);
     let noise_pct = time.noise_pct;
     let margin_pct = noise_pct.max(rules.tolerance_pct);
+    let assumes = time.runs.0.min(time.runs.1) < MEASURED_RUNS;
+    // A measured noise above the tolerance makes the margin wide, but it shows no sameness.
+    let same_pct =
+        if assumes { rules.tolerance_pct.max(rules.single_run_noise_pct) } else { rules.tolerance_pct };
     let mut verdict = Verdict {
-        state: state(&time.effect(), margin_pct),
+        state: state(&time.effect(), margin_pct, same_pct),
         time: time.effect(),
         cycles: cycles.as_ref().map(Estimate::effect),
         margin_pct,
@@ -126,18 +130,18 @@ pub fn overall(cases: &[Sides<'_>], rules: &Rules) -> Option<Verdict> {
     Some(verdict)
 }
 
-fn state(effect: &Effect, margin_pct: f64) -> State {
-    if effect.excludes_zero() && effect.pct.abs() > margin_pct {
+fn state(effect: &Effect, margin_pct: f64, same_pct: f64) -> State {
+    if effect.excludes_zero() && log(effect.pct).abs() > log(margin_pct) {
         if effect.pct > 0.0 { State::Slower } else { State::Faster }
-    } else if log(effect.low) >= -log(margin_pct) && log(effect.high) <= log(margin_pct) {
+    } else if log(effect.low) >= -log(same_pct) && log(effect.high) <= log(same_pct) {
         State::Same
     } else {
         State::Ambiguous
     }
 }
 
-/// A change in percent as a logarithm: there an interval as wide as the noise lies within it only if the effect is nothing, while
-/// in percent it would be narrower below than above.
+/// A change in percent as a logarithm, where swapping the sides only turns the sign: in percent no speed-up exceeds a margin of
+/// more than 100, and an interval as wide as the noise is narrower below than above.
 fn log(pct: f64) -> f64 {
     (pct / 100.0).ln_1p()
 }

@@ -32,6 +32,7 @@ pub fn executable(reference: &str, interrupt: &Interrupt) -> Result<Executable, 
     let short = commit.get(..12).unwrap_or(&commit).to_owned();
     let path = folder.join(format!("{short}-{}", features().join("-"))).join("forward");
     if !path.is_file() {
+        forget_trees(&folder);
         eprintln!("building {reference} ({short}) in {}", folder.display());
         let tree =
             Worktree::add(reference, &commit, &folder.join(format!("tree-{short}-{}", std::process::id())))?;
@@ -40,6 +41,23 @@ pub fn executable(reference: &str, interrupt: &Interrupt) -> Result<Executable, 
             .map_err(|error| Failure::usage(format!("--against {reference}: {}: {error}", path.display())))?;
     }
     Ok(Executable { path, commit: Some(short) })
+}
+
+/// Why a reference names neither a commit nor an executable.
+fn unknown(reference: &str) -> String {
+    if Path::new(reference).is_dir() {
+        return "this is a folder; name a commit, or an executable".to_owned();
+    }
+    match Command::new("git").args(["rev-parse", "--git-dir"]).output() {
+        Ok(output) if !output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stderr);
+            let line = text.lines().next().unwrap_or_default().trim_start_matches("fatal: ");
+            format!("git cannot be asked here: {line}")
+        }
+        _ => {
+            "git knows no such commit, and there is no such file; name a commit, or an executable".to_owned()
+        }
+    }
 }
 
 /// The features of this executable that the other one must have as well.
@@ -59,9 +77,23 @@ fn resolve(reference: &str) -> Result<String, Failure> {
         Ok(output) if output.status.success() => {
             Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
         }
-        _ => Err(Failure::usage(format!(
-            "--against {reference}: git knows no such commit, and there is no such file; name a commit, or an executable"
-        ))),
+        Ok(_) => Err(Failure::usage(format!("--against {reference}: {}", unknown(reference)))),
+        Err(error) => {
+            Err(Failure::usage(format!("--against {reference}: git could not be started: {error}")))
+        }
+    }
+}
+
+/// Removes worktrees whose processes were killed before they could.
+fn forget_trees(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for path in entries.filter_map(Result::ok).map(|entry| entry.path()) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let process =
+            name.strip_prefix("tree-").and_then(|name| name.rsplit_once('-')).map(|(_, process)| process);
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            drop(Worktree { path });
+        }
     }
 }
 

@@ -54,7 +54,7 @@ pub fn run(cli: &Cli, store: &Store, reference: &str, selected: &[&Entry]) -> Re
     ];
     for heat in &heats {
         for side in &mut sides {
-            side.probe(cli, heat, reference)?;
+            side.probe(cli, heat, reference, &interrupt)?;
         }
     }
     let rounds = cli.comparison.runs.unwrap_or(RUNS);
@@ -63,6 +63,9 @@ pub fn run(cli: &Cli, store: &Store, reference: &str, selected: &[&Entry]) -> Re
             measure(cli, &mut sides, heat, (round, rounds), &interrupt)?;
         }
         tell_round(&sides, selected, (round + 1, rounds));
+        if round == 0 {
+            check_alike(cli, reference, &sides)?;
+        }
     }
     judge(cli, store, reference, &sides, selected, scratch)
 }
@@ -91,6 +94,28 @@ fn measure(
         turns::alternate(&mut process, interrupt)?;
         let [process] = process;
         side.collect(cli, process, heat)?;
+    }
+    Ok(())
+}
+
+/// Refuses to compare sides that ran unlike things: another version may have other defaults. Versions may write layout and
+/// draws otherwise, so these are told of only.
+fn check_alike(cli: &Cli, reference: &str, [old, new]: &[Side; 2]) -> Result<(), Failure> {
+    for (id, here) in &new.configurations {
+        let Some(there) = old.configurations.get(id) else { continue };
+        for (field, found) in here.differences(there) {
+            if cli.comparison.allow_mismatch.iter().any(|allowed| super::compare::name(*allowed) == field) {
+                continue;
+            }
+            let what = format!("--against {reference}: {id}: the sides differ in {field}: {found}");
+            if ["layout", "draws"].contains(&field) {
+                eprintln!("warning: {what}");
+            } else {
+                return Err(Failure::usage(format!(
+                    "{what}; --allow-mismatch {field} compares all the same"
+                )));
+            }
+        }
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::side::Side;
-use crate::baseline::{Compared, FIELDS, Sidecar, Store};
+use crate::baseline::{Compared, FIELDS, SIDECAR, Sidecar, Store};
 use crate::run::Failure;
 use crate::run::suite::Entry;
 
@@ -61,6 +61,10 @@ pub fn criterions_verdict(sides: &[Side; 2], scratch: &Path) -> Result<(), Failu
     let [old, new] = sides;
     let store = old.store();
     for id in store.ids() {
+        if store.sidecar(&id, old.baseline()).is_err() {
+            // An older version writes it otherwise; Criterion needs none, and this comparison allows that.
+            let _ = fs::remove_file(store.folder(&id).join(old.baseline()).join(SIDECAR));
+        }
         let from = new.store().folder(&id).join(new.baseline());
         if from.is_dir() {
             store.adopt(&id, new.baseline(), &from)?;

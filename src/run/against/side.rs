@@ -4,17 +4,21 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::cases::Heat;
 use super::turns::{Taker, listen};
-use crate::baseline::{RankTimes, Run, Sidecar, Store};
+use crate::baseline::{Configuration, RankTimes, Run, Sidecar, Store};
 use crate::cli::Cli;
 use crate::profile::Profile;
-use crate::run::children::{Process, code};
+use crate::run::children::{Interrupt, Process, code, output};
 use crate::run::suite::Entry;
 use crate::run::{CASE, Failure};
+
+/// How long an executable may take to list its cases.
+const PROBE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Which side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +49,8 @@ pub struct Side {
     traces: bool,
     /// What was measured so far, by id.
     pub runs: BTreeMap<String, Vec<Run>>,
+    /// What it was measured on, by id.
+    pub configurations: BTreeMap<String, Configuration>,
     started: u32,
 }
 
@@ -55,6 +61,7 @@ struct CaseResult {
     date: String,
     median_us: f64,
     ranks: Vec<RankResult>,
+    configuration: Option<Configuration>,
 }
 
 #[derive(Deserialize)]
@@ -82,6 +89,7 @@ impl Side {
             takes_turns: false,
             traces: false,
             runs: BTreeMap::new(),
+            configurations: BTreeMap::new(),
             started: 0,
         }
     }
@@ -118,30 +126,34 @@ impl Side {
     }
 
     /// Asks the executable for its cases: whether it knows the flags and the shape files, and whether it takes turns.
-    pub fn probe(&mut self, cli: &Cli, heat: &Heat, reference: &str) -> Result<(), Failure> {
+    pub fn probe(
+        &mut self,
+        cli: &Cli,
+        heat: &Heat,
+        reference: &str,
+        interrupt: &Interrupt,
+    ) -> Result<(), Failure> {
         let of = if self.which == Which::Old {
             format!("--against {reference}: its executable")
         } else {
             "this executable".into()
         };
-        let failed = |error: std::io::Error| Failure::usage(format!("{of} could not be started: {error}"));
-        let output = self.command(cli, heat).arg("--list").output().map_err(failed)?;
-        if !output.status.success() {
-            let text = String::from_utf8_lossy(&output.stderr);
-            let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
+        let ask =
+            |more: &[&str]| output(self.command(cli, heat).arg("--list").args(more), interrupt, PROBE_LIMIT);
+        let listed = ask(&[])?;
+        if !listed.status.success() {
+            let line =
+                listed.stderr.lines().find(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
             return Err(Failure::usage(format!("{of} refuses what it is given: {}", line.trim())));
         }
-        let listed = String::from_utf8_lossy(&output.stdout).into_owned();
-        let lacks = |id: &&String| !listed.lines().any(|line| line.strip_suffix(": benchmark") == Some(id));
+        let lacks =
+            |id: &&String| !listed.stdout.lines().any(|line| line.strip_suffix(": benchmark") == Some(id));
         if let Some(id) = heat.ids.iter().find(lacks) {
             return Err(Failure::usage(format!("{of} has no benchmark {id}; its ids are made otherwise")));
         }
-        let turns =
-            self.command(cli, heat).args(["--list", "--take-turns", "none"]).output().map_err(failed)?;
-        self.takes_turns = turns.status.success();
-        let traces =
-            self.command(cli, heat).args(["--list", "--profile-dir", "none"]).output().map_err(failed)?;
-        self.traces = traces.status.success();
+        let turns = ask(&["--take-turns", "none"])?.status.success();
+        let traces = ask(&["--profile-dir", "none"])?.status.success();
+        (self.takes_turns, self.traces) = (turns, traces);
         if !self.takes_turns && heat.resident {
             eprintln!("{of} cannot take turns case by case; whole processes alternate");
         }
@@ -195,6 +207,9 @@ impl Side {
         let text = fs::read_to_string(&file).map_err(|error| broken(&error))?;
         let results: Vec<CaseResult> = serde_json::from_str(&text).map_err(|error| broken(&error))?;
         for result in results.into_iter().filter(|result| heat.ids.contains(&result.id)) {
+            if let Some(configuration) = &result.configuration {
+                self.configurations.insert(result.id.clone(), configuration.clone());
+            }
             self.runs.entry(result.id.clone()).or_default().push(run(result, cli.iters as usize));
         }
         Ok(())

@@ -204,6 +204,8 @@ fn lines_say_all_of_it() {
 #[test]
 fn an_interval_as_wide_as_the_noise_shows_nothing() {
     let effect = |pct, low, high| Effect { pct, low, high };
-    assert_eq!(state(&effect(-0.11, -6.48, 6.70), 6.82), State::Ambiguous);
-    assert_eq!(state(&effect(0.07, -0.06, 0.20), 1.0), State::Same);
+    assert_eq!(state(&effect(-0.11, -6.48, 6.70), 6.82, 1.0), State::Ambiguous);
+    assert_eq!(state(&effect(0.0, -95.4, 2062.0), 2062.0, 1.0), State::Ambiguous);
+    assert_eq!(state(&effect(0.07, -0.06, 0.20), 1.0, 1.0), State::Same);
+    assert_eq!(state(&effect(-99.88, -99.95, -99.71), 137.91, 1.0), State::Faster);
 }
