@@ -14,6 +14,7 @@ mod device;
 mod diff;
 mod handover;
 mod ids;
+mod measuring;
 mod output;
 mod pages;
 mod plan;
