@@ -101,7 +101,7 @@ fn a_sidecar_that_cannot_be_read_is_named_and_keeps_no_other_from_being_shown() 
         "<code>decode/m/half/new/forward.json</code>: EOF",
         "<code>decode/m/none/new/forward.json</code>: expected value",
         "it is of decode/m/fine, not of the folder that it lies in",
-        "<code>decode/m/silent/new/forward.json</code>: it has no replay",
+        "<code>decode/m/silent/new/forward.json</code>: it has no runs",
         "2 cases",
     ] {
         assert!(index.contains(words), "{words} is missing in {index}");
