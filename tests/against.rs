@@ -7,18 +7,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Bench, EXECUTABLE, QUICK, Run};
+use common::{Bench, EXECUTABLE, QUICK, Run, git};
 use serde_json::json;
-
-fn git(folder: &Path, arguments: &str) {
-    let output = Command::new("git")
-        .args(["-c", "user.name=a", "-c", "user.email=a@b.c"])
-        .args(arguments.split(' '))
-        .current_dir(folder)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-}
 
 /// A repository whose bench target builds in a moment: a `main` of this text.
 fn repository(main: &str) -> tempfile::TempDir {

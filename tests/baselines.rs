@@ -2,9 +2,8 @@
 
 mod common;
 
-use common::{Bench, QUICK, Run};
+use common::{Bench, QUICK, Run, git};
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 const DEEP: &str = "--hf-overrides {\"num_hidden_layers\":256}";
@@ -69,17 +68,6 @@ fn two_saved_baselines_compare_without_measuring() {
     bench
         .run(&format!("{QUICK} --case d=2*1@32 --load-baseline x --baseline one"))
         .refused(2, &["--load-baseline x"]);
-}
-
-fn git(folder: &Path, arguments: &str) -> String {
-    let output = Command::new("git")
-        .args(["-c", "user.name=a", "-c", "user.email=a@b.c"])
-        .args(arguments.split(' '))
-        .current_dir(folder)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 /// Runs the bench in another folder than the package's.

@@ -130,7 +130,7 @@ fn read(path: &Path) -> Result<Bundle, BaselineError> {
         BaselineError::Refused(format!("{}: {what}; --export-baseline writes such files", path.display()))
     };
     let mut text = String::new();
-    let file = File::open(path).map_err(at(path))?;
+    let file = File::open(path).map_err(|error| refuse(format!("it cannot be opened ({error})")))?;
     let read = GzDecoder::new(file).take(MOST + 1).read_to_string(&mut text);
     read.map_err(|error| refuse(format!("this is no baseline file ({error})")))?;
     if text.len() as u64 > MOST {
