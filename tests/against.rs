@@ -190,6 +190,10 @@ fn a_version_with_other_defaults_is_not_compared() {
         run.stderr
     );
     assert!(!bench.file("new").exists());
+    // Where that is meant, the deeper model is slower than the other side's, and that can be fatal.
+    let flags = "--against HEAD --runs 1 --allow-mismatch model --hf-overrides {\"num_hidden_layers\":256} --fail-on-regression";
+    let run = Run::of(command(&bench, repository.path(), flags).output().unwrap()).expect(1);
+    assert!(run.stderr.contains("regression: case/llama-tiny/d: slower by"), "{}", run.stderr);
 }
 
 #[test]

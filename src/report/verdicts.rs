@@ -47,14 +47,6 @@ pub struct Summary {
     pub unjudged: Vec<String>,
 }
 
-impl Summary {
-    /// Whether a regression was found that was asked to be fatal.
-    #[must_use]
-    pub fn fatal(&self) -> bool {
-        self.rows.iter().any(|row| row.fatal)
-    }
-}
-
 /// The verdicts as Markdown: a headline, a table, and what explains the slower cases.
 #[must_use]
 pub fn markdown(summary: &Summary, device: &str) -> String {

@@ -19,12 +19,12 @@ pub mod turns;
 
 use std::path::Path;
 
+use super::Failure;
 use super::children::Interrupt;
 use super::output;
 use super::pages;
 use super::suite::Entry;
 use super::verdicts::{Verdicts, Version, compared};
-use super::{CASE, Failure, REGRESSION};
 use crate::baseline::{Run, Store};
 use crate::cli::Cli;
 use crate::report::verdicts::Metric;
@@ -143,7 +143,7 @@ fn judge(
     scratch: &Path,
 ) -> Result<u8, Failure> {
     let commit = super::sidecar::Origin::ask().commit;
-    let (mut verdicts, mut metrics, mut status) = (Verdicts::default(), Vec::new(), 0);
+    let (mut verdicts, mut metrics) = (Verdicts::default(), Vec::new());
     let [old_side, new_side] = sides;
     let none: [Run; 0] = [];
     for entry in selected {
@@ -157,11 +157,7 @@ fn judge(
             profiles: &profiles,
         };
         let new = Version { name: "this tree", commit: commit.as_deref(), runs: &new_runs, profiles: &[] };
-        let Some(verdict) = verdicts.judge(cli, entry, old, new)? else {
-            eprintln!("error: {}: it was not measured on both sides", entry.id);
-            status = CASE;
-            continue;
-        };
+        let Some(verdict) = verdicts.judge(cli, entry, old, new)? else { continue };
         let medians: Vec<f64> = new_runs.iter().map(|run| run.median_us).collect();
         let seconds = median(&medians).unwrap_or(f64::INFINITY) / 1e6;
         let tokens_per_second = entry.asked.num_tokens().0 as f64 / seconds;
@@ -171,12 +167,12 @@ fn judge(
         })?;
     }
     verdicts.explain(|id| new_side.profiles(id));
-    let summary = verdicts.finish(cli)?;
-    output::summary(cli, &summary)?;
+    let status = verdicts.status();
+    output::summary(cli, &verdicts.finish(cli)?)?;
     if let Some(path) = &cli.comparison.output_bmf {
         output::bmf(path, &metrics)?;
     }
     save::criterions_verdict(sides, scratch)?;
     pages::write(store, !cli.criterion.noplot);
-    Ok(if summary.fatal() { status.max(REGRESSION) } else { status })
+    Ok(status)
 }
