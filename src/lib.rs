@@ -11,14 +11,16 @@
 //! | --- | --- | --- |
 //! | [`units`] | nanoseconds, bytes, FLOPs, tokens | |
 //! | [`stats`] | what replays amount to | units |
+//! | [`layout`] | how a step is spread over ranks | |
 //! | [`case`] | a case, its grammar, its jitter | units |
 //! | [`shapes`] | shape files | case |
 //! | [`batch`] | the exact batch: paged KV, order, check | case, units |
-//! | [`backend`] | what a device must offer: `Ops`, `Device`, `Capture` | batch, units |
-//! | [`backend::cpu`] | the processor | backend, batch, units |
-//! | [`backend::cuda`] | an NVIDIA GPU; the only place that names cudarc | backend, batch, stats, units |
-//! | [`model`] | configuration to layers and weights, and the forward over `Ops` | backend, batch, case, units |
-//! | [`measure`] | the timing protocol | backend, stats, units |
+//! | [`backend`] | what a device must offer: `Ops`, `Device`, `Capture` | batch, layout, units |
+//! | [`backend::cpu`] | the processor | backend, batch, layout, units |
+//! | [`backend::cuda`] | an NVIDIA GPU; the only place that names cudarc | backend, batch, layout, stats, units |
+//! | [`rank`] | launching ranks, their control plane, the max over them | backend, layout, stats, units |
+//! | [`model`] | configuration to layers and weights, and the forward over `Ops` | backend, batch, case, layout, units |
+//! | [`measure`] | the timing protocol | backend, rank, stats, units |
 //! | [`measure::criterion`] | the only place that names criterion | backend, measure, units |
 //! | [`profile`] | kernels of traced replays | backend, units |
 //! | [`baseline`] | saved baselines, their sidecars, their safety | backend, measure, profile, stats |
@@ -33,9 +35,11 @@ pub mod baseline;
 pub mod batch;
 pub mod case;
 pub mod cli;
+pub mod layout;
 pub mod measure;
 pub mod model;
 pub mod profile;
+pub mod rank;
 pub mod report;
 pub mod run;
 pub mod shapes;

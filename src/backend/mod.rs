@@ -4,6 +4,7 @@
 //! buffers and numbered KV layers.
 
 mod check;
+mod communicator;
 pub mod cpu;
 #[cfg(feature = "cuda-api")]
 pub mod cuda;
@@ -14,6 +15,7 @@ mod tape;
 mod traced;
 mod weight;
 
+pub use communicator::Communicator;
 pub use experts::{Activation, Moe, Routing, Scoring};
 pub use traced::{Activity, Part, Traced, Tracing};
 pub use weight::{Form, TensorSpec, WeightRole, WeightSource, WeightSpec, Weights};
