@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::{Dtype as Stored, SafeTensors};
 
 use super::decoder::Model;
-use crate::backend::{BackendError, Device, dummy};
+use crate::backend::{BackendError, Device, Routing, dummy};
 use crate::batch::{Batch, GroupTables};
 
 /// Token by token, at most this many last tokens are fed.
@@ -26,7 +26,7 @@ pub struct Expected {
 }
 
 /// How far one way of feeding the sequence is off.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Row {
     /// The way.
     pub phase: &'static str,
@@ -36,6 +36,8 @@ pub struct Row {
     pub worst_row: usize,
     /// ‖found − expected‖ / ‖expected‖ of that row; infinite if not a number.
     pub relative_rms: f64,
+    /// The same of every row.
+    pub distances: Vec<f64>,
 }
 
 impl Expected {
@@ -75,6 +77,17 @@ impl Expected {
 /// Runs the phases `prefill`, `chunk`, `prefix_hit`, `decode`, `verify` and `mixed`, each from fresh KV blocks in shuffled
 /// order, each step recorded and replayed. Fails if the device does; judging the distances is up to the caller.
 pub fn verify(model: &Model, device: &mut dyn Device, expected: &Expected) -> Result<Vec<Row>, BackendError> {
+    verify_routed(model, device, expected, None)
+}
+
+/// As [`verify`], each token choosing its experts by the row of `routing` at its position, where one is given: rounding cannot
+/// change who is chosen then.
+pub fn verify_routed(
+    model: &Model,
+    device: &mut dyn Device,
+    expected: &Expected,
+    routing: Option<&Routing>,
+) -> Result<Vec<Row>, BackendError> {
     let tokens = expected.input_ids.len();
     if expected.width != model.config.hidden_size || tokens < MIN_TOKENS {
         let (width, wanted) = (expected.width, model.config.hidden_size);
@@ -82,8 +95,7 @@ pub fn verify(model: &Model, device: &mut dyn Device, expected: &Expected) -> Re
             "hidden states of {tokens} tokens, {width} wide; needed are {MIN_TOKENS} or more, {wanted} wide"
         )));
     }
-    let mut run =
-        Run { model, device, expected, row: Row { phase: "", rows: 0, worst_row: 0, relative_rms: 0.0 } };
+    let mut run = Run { model, device, expected, routing, row: Row::default() };
     let phases: [(&'static str, Phase<'_>); 6] = [
         ("prefill", Run::prefill),
         ("chunk", Run::chunk),
@@ -94,9 +106,9 @@ pub fn verify(model: &Model, device: &mut dyn Device, expected: &Expected) -> Re
     ];
     let mut rows = Vec::new();
     for (phase, feed) in phases {
-        run.row = Row { phase, rows: 0, worst_row: 0, relative_rms: 0.0 };
+        run.row = Row { phase, ..Row::default() };
         feed(&mut run)?;
-        rows.push(run.row);
+        rows.push(std::mem::take(&mut run.row));
     }
     Ok(rows)
 }
@@ -121,6 +133,7 @@ struct Run<'a> {
     model: &'a Model,
     device: &'a mut dyn Device,
     expected: &'a Expected,
+    routing: Option<&'a Routing>,
     row: Row,
 }
 
@@ -232,6 +245,9 @@ impl Run<'_> {
             (false, length) => (true, length),
         });
         let batch = self.batch(&pieces);
+        if let Some(routing) = self.routing {
+            self.device.set_routing(Some(rows_of(routing, self.tokens(), &batch.positions)))?;
+        }
         let model = self.model;
         let forward = move |ops: &mut dyn crate::backend::Ops| model.forward(ops);
         let mut capture = self.device.capture(&batch, &forward)?;
@@ -246,6 +262,7 @@ impl Run<'_> {
         for (token, found) in tokens.zip(output.chunks_exact(width)) {
             let distance = relative_rms(found, &self.expected.hidden[token * width..][..width]);
             self.row.rows += 1;
+            self.row.distances.push(distance);
             if distance > self.row.relative_rms {
                 (self.row.worst_row, self.row.relative_rms) = (token, distance);
             }
@@ -304,6 +321,15 @@ fn fill(blocks: &Blocks, begin: usize, end: usize) -> Piece<'_> {
 
 fn again(blocks: &Blocks, begin: usize, end: usize) -> Piece<'_> {
     Piece { blocks, begin, end, decode: true }
+}
+
+/// The rows of these positions out of a routing of `tokens` positions.
+fn rows_of(routing: &Routing, tokens: usize, positions: &[u32]) -> Routing {
+    let of_layer = |logits: &Vec<f32>| {
+        let width = logits.len() / tokens;
+        positions.iter().flat_map(|&p| logits[p as usize * width..][..width].iter().copied()).collect()
+    };
+    Routing { logits: routing.logits.iter().map(of_layer).collect() }
 }
 
 /// ‖found − expected‖ / ‖expected‖

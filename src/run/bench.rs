@@ -20,6 +20,8 @@ use crate::batch::Batch;
 use crate::case::Case;
 use crate::cli::{Cli, Mode};
 use crate::measure::criterion::{Group, Harness};
+use crate::measure::loads::ExpertLoads;
+use crate::model::cost::Reached;
 use crate::report::results::{CaseResult, RankResult};
 use crate::report::verdicts::Metric;
 use crate::stats::{Latency, median};
@@ -209,6 +211,15 @@ impl Bench<'_> {
         measured.around.kernels = loaded.kernels_hash();
         self.kernels = measured.around.kernels.clone();
         measured.choices = loaded.device().choices(batch.num_tokens());
+        // Which experts the gates chose is known only now.
+        let reached = measured
+            .expert_loads
+            .as_ref()
+            .map(|layers| Reached::Exactly(layers.iter().map(ExpertLoads::reached).collect()));
+        let costs = match reached {
+            Some(reached) => plan.costs_of(backend::of(self.cli)?, &reached),
+            None => costs,
+        };
         let floors = ceilings.map(|before| before.after(loaded.device(), &costs)).transpose();
         measured.around.floors = floors.map_err(|error| Failure::case(format!("the ceilings: {error}")))?;
         self.tell(entry, &batch, &measured)?;

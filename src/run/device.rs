@@ -52,10 +52,15 @@ impl Plan {
         Ok(Self { case, model, batch, max_model_len, route })
     }
 
-    /// Bytes and FLOPs by operation.
+    /// Bytes and FLOPs by operation; of experts that the gates choose, what is expected.
     pub fn costs(&self, cli: &Cli, backend: &Backend) -> Vec<OpCost> {
         let reached = self.route.map_or(Reached::Expected, |route| route.reached(cli.max_num_batched_tokens));
-        cost::costs(&self.model.config, &self.case.requests, backend.element(), &reached)
+        self.costs_of(backend, &reached)
+    }
+
+    /// The same where the experts did this.
+    pub fn costs_of(&self, backend: &Backend, reached: &Reached) -> Vec<OpCost> {
+        cost::costs(&self.model.config, &self.case.requests, backend.element(), reached)
     }
 }
 
@@ -147,11 +152,6 @@ impl Loaded {
     /// Opens the device and gives it the entry's model.
     pub fn load(cli: &Cli, model_name: &str, model: Model) -> Result<Self, Failure> {
         let _progress = Progress::start(format!("{model_name}: loading weights"));
-        if model.config.experts.is_some() && *backend::of(cli)? != Backend::Cpu {
-            eprintln!(
-                "warning: {model_name}: the kernels of experts have not been checked on a GPU yet; mistrust these times"
-            );
-        }
         let device = backend::of(cli)?.open(cli, model_name, &model).map_err(|error| failure(&error))?;
         Ok(Self { name: model_name.to_owned(), model, device })
     }

@@ -41,7 +41,7 @@ pub fn run(cli: &Cli, path: &Path) -> Result<u8, Failure> {
 fn print(rows: &[Row]) -> std::io::Result<()> {
     let mut out = stdout().lock();
     writeln!(out, "{:<12} {:>6} {:>10} {:>13}", "phase", "rows", "worst row", "relative RMS")?;
-    for Row { phase, rows, worst_row, relative_rms } in rows {
+    for Row { phase, rows, worst_row, relative_rms, .. } in rows {
         writeln!(out, "{phase:<12} {rows:>6} {worst_row:>10} {relative_rms:>13.3e}")?;
     }
     Ok(())

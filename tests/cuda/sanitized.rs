@@ -5,7 +5,7 @@ use forward_bench::backend::cuda::{CudaDevice, CudaOptions, Products};
 use forward_bench::backend::{Dtype, Ops, Weights};
 use forward_bench::model::{Model, ModelConfig};
 
-use crate::support::{batch, cuda_options, outputs};
+use crate::support::{batch_of_groups, cuda_options, outputs};
 
 /// Decode, verify, prefill, a hit, a chunk, and a mix; then more rows than one tile of any kernel.
 const CASES: [&str; 8] = [
@@ -25,7 +25,7 @@ fn steps(preset: &str, overrides: &str) {
     let options = CudaOptions { products: Products::Ours, max_tokens: 256, ..cuda_options(Dtype::Bfloat16) };
     let mut cuda = CudaDevice::new(&model.spec, &Weights::Dummy { seed: 5 }, &options).unwrap();
     for case in CASES {
-        let batch = batch(case, model.spec.kv_groups[0], 2);
+        let batch = batch_of_groups(case, &model.spec.kv_groups, 2);
         let (found, same) = outputs(&mut cuda, &batch, &|ops: &mut dyn Ops| model.forward(ops));
         assert!(same, "{case}: eager run and replays differ");
         assert!(found.iter().all(|value| value.is_finite()) && found.iter().any(|value| *value != 0.0));

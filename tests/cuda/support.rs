@@ -85,6 +85,11 @@ pub fn group(block_size: u32, window: Option<u32>) -> KvGroup {
 
 /// The batch of a case, its blocks in random order.
 pub fn batch(case: &str, group: KvGroup, seed: u64) -> Batch {
+    batch_of_groups(case, &[group], seed)
+}
+
+/// The same over several KV groups.
+pub fn batch_of_groups(case: &str, groups: &[KvGroup], seed: u64) -> Batch {
     let case: Case = case.parse().expect("a case");
     let limits = Limits {
         num_kv_blocks: 1 << 20,
@@ -93,7 +98,7 @@ pub fn batch(case: &str, group: KvGroup, seed: u64) -> Batch {
         max_model_len: 100_000,
         num_speculative_tokens: 100,
     };
-    let plan = BatchPlan::new(&case, &[group], 0);
+    let plan = BatchPlan::new(&case, groups, 0);
     let mut batch = Batch::build(&plan, &limits, seed, VOCABULARY as u32).expect("room");
     batch.shuffle_blocks(seed);
     batch

@@ -153,7 +153,7 @@ def reference_route(logits, bias, m, scale=1.0):
     x, k, mode = logits.float(), m["TOP_K"], m["ROUTE"]
     score = torch.sigmoid(x) if mode == 3 else x
     choice = score + bias.float() if bias is not None else score
-    ids = torch.sort(choice, -1, descending=True, stable=True).indices[:, :k]
+    ids = torch.sort(choice, dim=-1, descending=True, stable=True).indices[:, :k]
     if mode == 0:
         w = torch.softmax(x, -1).gather(1, ids)
     elif mode == 3:
