@@ -350,7 +350,7 @@ def check_products(k, judge, model, tokens, kinds, which, scale=3.0):
                     k.combine(fresh, y, out, model.hidden)
                     k.d.pdl = False
                     results.append(out[:t].clone())
-                judge.see("moe chain", what, results[0], chain, name, results[1])
+                judge.see("moe chain", what, results[0], chain, name, results[1], ops=3)
 
 
 def check_moe(k, judge, tiny):
