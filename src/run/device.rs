@@ -55,7 +55,8 @@ impl Plan {
     /// Bytes and FLOPs by operation.
     pub fn costs(&self, cli: &Cli, backend: &Backend) -> Vec<OpCost> {
         let reached = self.route.map_or(Reached::Expected, |route| route.reached(cli.max_num_batched_tokens));
-        cost::costs(&self.model.config, &self.case.requests, backend.element(), &reached)
+        let Model { config, shard, .. } = &self.model;
+        cost::costs(config, shard, &self.case.requests, backend.element(), &reached)
     }
 }
 
