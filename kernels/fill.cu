@@ -33,6 +33,18 @@ KERNEL __launch_bounds__(256) fill_weight(elem *__restrict__ out, // [count]
         store16(out + at, eight(stream, at, spread, offset));
 }
 
+// A rectangle of a weight of which this rank holds a part: its elements have the values that they have in the whole weight.
+// Launch: grid (min(ceil(cols / 256), 65535), min(rows, 65535), 1), block (256, 1, 1).
+KERNEL __launch_bounds__(256) fill_part(elem *__restrict__ out, // first element of the rectangle, in rows of `width` elements
+                                        u64 first,              // index of that element in the whole weight, whose rows have `full_width`
+                                        u32 rows, u32 cols, u32 width, u32 full_width, u64 stream, float spread, float offset) {
+    for (u32 r = blockIdx.y; r < rows; r += gridDim.y)
+        for (u32 c = blockIdx.x * 256 + threadIdx.x; c < cols; c += gridDim.x * 256) {
+            float value = uniform(stream, first + (u64)r * full_width + c);
+            out[(u64)r * width + c] = from_float(__fadd_rn(offset, __fmul_rn(value, spread)));
+        }
+}
+
 // Blocks of the KV pool, the same ones in every layer of a KV group: uniform in [-1, 1).
 // Launch: grid (blocks, layers, 1), block (256, 1, 1). block_elems is a multiple of 8.
 KERNEL __launch_bounds__(256) fill_kv(const u64 *__restrict__ layer_bases, // [layers], device addresses of [blocks, 2, BLOCK_SIZE, kv_heads, HEAD_DIM]
@@ -43,4 +55,17 @@ KERNEL __launch_bounds__(256) fill_kv(const u64 *__restrict__ layer_bases, // [l
     u64 stream = stream_of(~seed, ((u64)layer_ids[blockIdx.y] << 32) | block);
     elem *out = (elem *)layer_bases[blockIdx.y] + block * block_elems;
     for (u32 at = threadIdx.x * 8; at < block_elems; at += 2048) store16(out + at, eight(stream, at, 1.0f, 0.0f));
+}
+
+// The same of a pool that has `row` of the `full_row` elements of a token, from `first` on: some of its heads.
+// Launch: as fill_kv. row, full_row and first are multiples of 8.
+KERNEL __launch_bounds__(256) fill_kv_part(const u64 *__restrict__ layer_bases, // [layers], device addresses of [blocks, 2, BLOCK_SIZE, row]
+                                           const u32 *__restrict__ layer_ids,   // [layers], index among all KV layers
+                                           const u32 *__restrict__ blocks,      // [grid.x]
+                                           u32 block_elems, u64 seed, u32 row, u32 full_row, u32 first) {
+    u64 block = blocks[blockIdx.x];
+    u64 stream = stream_of(~seed, ((u64)layer_ids[blockIdx.y] << 32) | block);
+    elem *out = (elem *)layer_bases[blockIdx.y] + block * block_elems;
+    for (u32 at = threadIdx.x * 8; at < block_elems; at += 2048)
+        store16(out + at, eight(stream, (u64)(at / row) * full_row + first + at % row, 1.0f, 0.0f));
 }

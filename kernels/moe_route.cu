@@ -8,13 +8,17 @@
 //   1  the same, divided by their sum
 //   2  the largest TOP_K logits, softmax over these (the same numbers as 1)
 //   3  sigmoid of each logit, the largest TOP_K, divided by their sum
+// EP: 1 where this rank holds only some of the experts. Ids are then numbers among those, and -1 for the others, whose slots are
+// in no list; and moe_combine passes them over. `offsets` go on counting up to EXPERTS, the experts behind the local ones having none.
 // Equal scores go to the lower expert first. A NaN is taken for -infinity in the choice, so that no id is ever out of
 // range, and still reaches the weights.
 //
 // Launch of moe_route_few (up to BLOCK_TOKENS = 64 tokens): grid (1, 1, 1), block (512, 1, 1), no dynamic shared memory.
 // Launch of moe_route, then moe_align (any number): grid (ceil(tokens / BLOCK_TOKENS), 1, 1), block (512, 1, 1) for both.
+// Launch of moe_count, then moe_align, where ids are there already (EP): as moe_route.
 // Launch of moe_combine: grid (ceil(hidden / 8 / 128), min(tokens, 65535), 1), block (128, 1, 1). hidden is a multiple of 8.
-// max_tiles is at least n + (S - n) / tile_rows, with S = tokens * TOP_K and n = min(EXPERTS, S). Entries past the last tile
+// max_tiles is at least n + (S - n) / tile_rows, with S = tokens * TOP_K and n = min(EXPERTS, S); EP: S = tokens * min(TOP_K, local)
+// and n = min(local, S), with `local` experts on this rank. Entries past the last tile
 // get expert -1: the products' blocks leave at once there.
 
 #include "common.cuh"
@@ -29,6 +33,9 @@
 #endif
 #ifndef ROUTE
 #define ROUTE 1
+#endif
+#ifndef EP
+#define EP 0
 #endif
 #if EXPERTS > 256 || TOP_K > 8 || TOP_K > EXPERTS || ROUTE > 3
 #error "EXPERTS is at most 256, TOP_K at most 8 and at most EXPERTS, ROUTE 0, 1, 2 or 3"
@@ -129,12 +136,13 @@ struct Lists {
 };
 
 // Chooses for this block's tokens; the thread's slot gets its expert, or -1 past the end.
-DEVICE int route_block(const elem *logits, const elem *bias, int *ids, float *weights, int tokens, float scale, int *seen) {
+DEVICE int route_block(const elem *logits, const elem *bias, int *ids, float *weights, int tokens, float scale, int first_expert, int local, int *seen) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = blockIdx.x * BLOCK_TOKENS;
     for (int t = warp; t < BLOCK_TOKENS && first + t < tokens; t += WARPS) {
         int expert;
         float weight;
         choose(logits + (i64)(first + t) * EXPERTS, bias, scale, expert, weight);
+        if (EP) expert = (u32)(expert - first_expert) < (u32)local ? expert - first_expert : -1;
         if (lane < TOP_K) {
             i64 slot = (i64)(first + t) * TOP_K + lane;
             ids[slot] = expert;
@@ -226,12 +234,19 @@ KERNEL __launch_bounds__(THREADS) moe_route_few(const elem *logits, // [tokens, 
                                                 int *__restrict__ offsets,       // [EXPERTS + 1]
                                                 int *__restrict__ slots,         // [tokens * TOP_K], sorted by expert
                                                 int4 *__restrict__ tiles,        // [max_tiles]: expert, first row, rows, 0
-                                                int tokens, int tile_rows, int max_tiles, float scale) {
+                                                int tokens, int tile_rows, int max_tiles, float scale
+#if EP
+                                                , int first_expert, int local // this rank's experts
+#endif
+) {
+#if !EP
+    constexpr int first_expert = 0, local = EXPERTS;
+#endif
     __shared__ Lists l;
     __shared__ int seen[BLOCK_SLOTS];
     pdl_wait();
     pdl_launch();
-    int rank, expert = route_block(logits, bias, ids, weights, tokens, scale, seen);
+    int rank, expert = route_block(logits, bias, ids, weights, tokens, scale, first_expert, local, seen);
     count_block(l, expert, rank);
     for (int e = threadIdx.x; e < EXPERTS; e += THREADS) {
         l.total[e] = l.count[e];
@@ -246,15 +261,37 @@ KERNEL __launch_bounds__(THREADS) moe_route(const elem *logits, // [tokens, EXPE
                                             int *__restrict__ ids,           // [tokens, TOP_K]
                                             float *__restrict__ weights,     // [tokens, TOP_K]
                                             int *__restrict__ counts,        // [grid, EXPERTS], slots of each block
-                                            int tokens, float scale) {
+                                            int tokens, float scale
+#if EP
+                                            , int first_expert, int local // this rank's experts
+#endif
+) {
+#if !EP
+    constexpr int first_expert = 0, local = EXPERTS;
+#endif
     __shared__ Lists l;
     __shared__ int seen[BLOCK_SLOTS];
     pdl_wait();
     pdl_launch();
-    int rank, expert = route_block(logits, bias, ids, weights, tokens, scale, seen);
+    int rank, expert = route_block(logits, bias, ids, weights, tokens, scale, first_expert, local, seen);
     count_block(l, expert, rank);
     for (int e = threadIdx.x; e < EXPERTS; e += THREADS) counts[(i64)blockIdx.x * EXPERTS + e] = l.count[e];
 }
+
+#if EP
+// Of tokens that other ranks sent with their ids.
+KERNEL __launch_bounds__(THREADS) moe_count(const int *ids,            // [tokens, TOP_K], local numbers or -1
+                                            int *__restrict__ counts,  // [grid, EXPERTS], slots of each block
+                                            int tokens) {
+    __shared__ Lists l;
+    pdl_wait();
+    pdl_launch();
+    int first = blockIdx.x * BLOCK_SLOTS, here = min(BLOCK_SLOTS, tokens * TOP_K - first);
+    int rank, expert = threadIdx.x < here ? ids[first + threadIdx.x] : -1;
+    count_block(l, expert, rank);
+    for (int e = threadIdx.x; e < EXPERTS; e += THREADS) counts[(i64)blockIdx.x * EXPERTS + e] = l.count[e];
+}
+#endif
 
 KERNEL __launch_bounds__(THREADS) moe_align(const int *ids,    // [tokens, TOP_K]
                                             const int *counts, // [grid, EXPERTS]
@@ -297,6 +334,9 @@ KERNEL __launch_bounds__(THREADS) moe_align(const int *ids,    // [tokens, TOP_K
 }
 
 KERNEL __launch_bounds__(128) moe_combine(const elem *y, // [tokens * TOP_K, hidden], already weighted
+#if EP
+                                          const int *ids,             // [tokens, TOP_K], local numbers or -1
+#endif
                                           elem *__restrict__ out,     // [tokens, hidden]
                                           int tokens, int hidden) {
     int column = (blockIdx.x * 128 + threadIdx.x) * 8;
@@ -307,7 +347,14 @@ KERNEL __launch_bounds__(128) moe_combine(const elem *y, // [tokens * TOP_K, hid
         const elem *row = y + (i64)t * TOP_K * hidden + column;
         uint4 part[TOP_K];
 #pragma unroll
-        for (int j = 0; j < TOP_K; j++) part[j] = load16(row + (i64)j * hidden);
+        for (int j = 0; j < TOP_K; j++) {
+#if EP
+            bool here = ids[(i64)t * TOP_K + j] >= 0;
+#else
+            constexpr bool here = true;
+#endif
+            part[j] = here ? load16(row + (i64)j * hidden) : make_uint4(0, 0, 0, 0);
+        }
         Vec8 sum = unpack8(part[0]);
 #pragma unroll
         for (int j = 1; j < TOP_K; j++) {

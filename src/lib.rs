@@ -20,7 +20,7 @@
 //! | [`backend::cuda`] | an NVIDIA GPU; the only place that names cudarc | backend, batch, layout, stats, units |
 //! | [`rank`] | launching ranks, their control plane, the max over them | backend, layout, stats, units |
 //! | [`model`] | configuration to layers and weights, and the forward over `Ops` | backend, batch, case, layout, units |
-//! | [`measure`] | the timing protocol | backend, rank, stats, units |
+//! | [`measure`] | the timing protocol | backend, layout, rank, stats, units |
 //! | [`measure::criterion`] | the only place that names criterion | backend, measure, units |
 //! | [`profile`] | kernels of traced replays | backend, units |
 //! | [`baseline`] | saved baselines, their sidecars, their safety | backend, measure, profile, stats |

@@ -32,6 +32,7 @@ impl Setup {
             rows: VOCABULARY,
             cols: self.width(),
             role: WeightRole::Embedding,
+            cut: None,
         };
         let sinks = WeightSpec {
             name: "sinks".into(),
@@ -39,12 +40,13 @@ impl Setup {
             rows: 1,
             cols: self.q_heads,
             role: WeightRole::Bias,
+            cut: None,
         };
         StepSpec {
             weights: vec![table, sinks],
             acts: vec![(Act::Qkv, self.width()), (Act::Normed, self.q_heads * self.head_dim)],
             kv_groups: vec![KvGroup { block_size: BLOCK, window: self.window, replay: None }],
-            kv_layers: vec![KvLayer { group: 0, kv_heads: self.kv_heads, head_dim: self.head_dim }],
+            kv_layers: vec![KvLayer::whole(0, self.kv_heads, self.head_dim)],
             ropes: vec![Rope { inv_freq: vec![0.0; self.head_dim / 2], factor: 50.0 }],
             max_model_len: 4096,
         }

@@ -60,7 +60,7 @@ fn on_capture<T>(
 }
 
 fn choices(model: &Model, rule: Rule, tokens: usize) -> Choices {
-    let layout = Layout::of(&model.config).unwrap();
+    let layout = Layout::of(&model.config, forward_bench::layout::Layout::ONE).unwrap();
     Choices::of(rule, layout, Slice { first: 0, tokens }, 3).unwrap().unwrap()
 }
 

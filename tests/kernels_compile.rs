@@ -117,11 +117,15 @@ fn jobs() -> Vec<Job> {
             for file in [File::Act, File::Embed, File::Fill, File::Norm, File::State] {
                 add(file, &[], 0, 0);
             }
+            add(File::Embed, &[("SHARD", 1)], 0, 0);
             for defines in gemv_defines() {
                 add(File::Gemv, &defines, 0, 0);
             }
             for (experts, top_k, route, clamped) in experts() {
-                add(File::MoeRoute, &[("EXPERTS", experts), ("TOP_K", top_k), ("ROUTE", route)], 0, 0);
+                let choice = [("EXPERTS", experts), ("TOP_K", top_k), ("ROUTE", route)];
+                add(File::MoeRoute, &choice, 0, 0);
+                add(File::MoeRoute, &[&choice[..], &[("EP", 1)]].concat(), 0, 0);
+                add(File::MoeTravel, &[("TOP_K", top_k)], 0, 0);
                 for (variant, kind) in
                     variants(arch).into_iter().flat_map(|variant| [(variant, 1), (variant, 2)])
                 {

@@ -21,7 +21,7 @@ pub(in crate::backend) fn batch(batch: &Batch, spec: &StepSpec, blocks: u32) -> 
     })?;
     expect(batch.token_ids.len() == tokens, || format!("{} token ids", batch.token_ids.len()))?;
     let embeddings = spec.weights.iter().filter(|weight| weight.role == WeightRole::Embedding);
-    let vocabulary = embeddings.map(|weight| weight.rows).min().unwrap_or(usize::MAX);
+    let vocabulary = embeddings.map(|weight| weight.full().0).min().unwrap_or(usize::MAX);
     if let Some(id) = batch.token_ids.iter().find(|&&id| id as usize >= vocabulary) {
         return Err(bad(format!("token id {id} is outside the vocabulary of {vocabulary}")));
     }

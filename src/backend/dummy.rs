@@ -1,7 +1,8 @@
 //! Made-up weights and KV contents: a counter-based generator, so that any device makes the same values in any order.
 //!
 //! The generator is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-//! 2014) over a counter. A *stream* is named by the seed and by what is filled; an element by its row-major index:
+//! 2014) over a counter. A *stream* is named by the seed and by what is filled; an element by its row-major index in the whole, of
+//! which a rank may hold a part:
 //!
 //! - `mix(z)`: `z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9; z = (z ^ (z >> 27)) * 0x94D049BB133111EB; z ^ (z >> 31)`
 //! - `stream(seed, id) = mix(mix(seed) + GOLDEN * (id + 1))`, all modulo 2⁶⁴
@@ -34,7 +35,8 @@ pub fn stream(seed: u64, id: u64) -> u64 {
     mix(mix(seed).wrapping_add(GOLDEN.wrapping_mul(id.wrapping_add(1))))
 }
 
-/// The stream of one block of one layer's KV; its elements are those of `[2, block_size, kv_heads, head_dim]`.
+/// The stream of one block of one layer's KV; its elements are those of `[2, block_size, all_heads, head_dim]`, of which a rank may
+/// hold some heads.
 #[inline]
 #[must_use]
 pub fn kv_stream(seed: u64, kv_layer: u32, block: u32) -> u64 {

@@ -32,6 +32,20 @@ pub enum Activation {
     },
 }
 
+/// How tokens travel between data-parallel ranks in a block of experts.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, clap::ValueEnum, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum All2All {
+    /// Every rank gets the tokens of all, and its tokens' parts of all results are summed back to it.
+    #[default]
+    AllgatherReducescatter,
+    /// Each token is sent to the ranks whose experts it chose, and comes back from there. The messages are as long as if every
+    /// token went to every rank, since no size is known beforehand.
+    AllToAll,
+}
+
 /// One layer's experts, as [`super::Ops::moe`] needs them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moe {
@@ -43,22 +57,50 @@ pub struct Moe {
     pub gate_bias: Option<WeightId>,
     /// How many experts there are.
     pub experts: usize,
-    /// How many of them a token uses.
+    /// The first of them that this rank holds.
+    pub first: usize,
+    /// How many it holds.
+    pub local: usize,
+    /// How many of all experts a token uses.
     pub top_k: usize,
-    /// Width between an expert's two products.
+    /// Width between an expert's two products, of the part that this rank holds.
     pub inter: usize,
-    /// `[experts * 2 * inter, hidden]`, expert by expert; [`Activation`] says which rows are gate and which up.
+    /// `[local * 2 * inter, hidden]`, expert by expert; [`Activation`] says which rows are gate and which up.
     pub w13: WeightId,
-    /// `[1, experts * 2 * inter]`
+    /// `[1, local * 2 * inter]`
     pub w13_bias: Option<WeightId>,
-    /// `[experts * hidden, inter]`, expert by expert.
+    /// `[local * hidden, inter]`, expert by expert.
     pub w2: WeightId,
-    /// `[1, experts * hidden]`
+    /// `[1, local * hidden]`; none as well where another rank adds it.
     pub w2_bias: Option<WeightId>,
+    /// Data-parallel ranks, each with equally many tokens of its own, that share the experts.
+    pub data: usize,
+    /// How their tokens travel.
+    pub all2all: All2All,
     /// How the chosen experts are weighted.
     pub scoring: Scoring,
     /// What lies between the products.
     pub activation: Activation,
+}
+
+impl Moe {
+    /// Whether each token is sent only to where its experts are.
+    #[must_use]
+    pub fn is_all_to_all(&self) -> bool {
+        self.data > 1 && self.all2all == All2All::AllToAll
+    }
+
+    /// Slots (choices of a token) that this rank's experts can have at most, of so many tokens of each data-parallel rank.
+    #[must_use]
+    pub fn most_slots(&self, tokens: usize) -> usize {
+        self.data * tokens * self.top_k.min(self.local)
+    }
+
+    /// The local number of an expert; none if another rank holds it.
+    #[must_use]
+    pub fn local_expert(&self, expert: usize) -> Option<usize> {
+        expert.checked_sub(self.first).filter(|local| *local < self.local)
+    }
 }
 
 /// Logits that replace those of the gates: the products still run, and the choice among the replaced logits.

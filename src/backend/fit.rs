@@ -57,6 +57,7 @@ mod tests {
             rows,
             cols: 1,
             role: WeightRole::Linear,
+            cut: None,
         };
         StepSpec {
             weights: names.iter().map(weight).collect(),

@@ -8,6 +8,7 @@ mod communicator;
 pub mod cpu;
 #[cfg(feature = "cuda-api")]
 pub mod cuda;
+mod cut;
 pub mod dummy;
 mod experts;
 pub mod fit;
@@ -16,11 +17,15 @@ mod traced;
 mod weight;
 
 pub use communicator::Communicator;
-pub use experts::{Activation, Moe, Routing, Scoring};
+pub use cut::{Block, Cut};
+pub use experts::{Activation, All2All, Moe, Routing, Scoring};
 pub use traced::{Activity, Part, Traced, Tracing};
 pub use weight::{Form, TensorSpec, WeightRole, WeightSource, WeightSpec, Weights};
 
+use std::sync::Arc;
+
 use crate::batch::{Batch, KvGroup};
+use crate::layout::Group;
 use crate::units::{Bytes, Nanos};
 
 /// The index of a weight in [`StepSpec::weights`].
@@ -64,6 +69,18 @@ pub struct KvLayer {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// Heads of the whole layer, of which these are some.
+    pub all_heads: usize,
+    /// Number of the first of these among them.
+    pub first_head: usize,
+}
+
+impl KvLayer {
+    /// A layer that is whole.
+    #[must_use]
+    pub fn whole(group: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self { group, kv_heads, head_dim, all_heads: kv_heads, first_head: 0 }
+    }
 }
 
 /// One attention layer, as [`Ops::qk_norm_rope_kvwrite`] and [`Ops::attention`] need it.
@@ -115,7 +132,7 @@ pub struct StepSpec {
 /// A forward is written once over this trait and never sees a device. The batch's metadata (positions, slots, block
 /// tables) belongs to the implementation.
 pub trait Ops {
-    /// `out[t] = table[token_ids[t]]`.
+    /// `out[t] = table[token_ids[t]]`; zeros where the table is cut by rows and does not have the token's.
     fn embed_gather(&mut self, table: WeightId, out: Act) -> Result<(), BackendError>;
 
     /// `residual += delta` where a delta is given, then `out = rmsnorm(residual) * weight`.
@@ -148,7 +165,13 @@ pub trait Ops {
 
     /// A block of experts: of each row of `x` the gate's product chooses [`Moe::top_k`] experts, and `out` is the sum of what
     /// those compute, each times its weight. `x` and `out` are as wide as the model.
+    ///
+    /// With several data-parallel ranks the rows travel to where the experts are and back; what tensor-parallel ranks compute
+    /// stays to be summed by [`Ops::all_reduce`].
     fn moe(&mut self, x: Act, moe: &Moe, out: Act) -> Result<(), BackendError>;
+
+    /// `act` becomes the sum of the group's.
+    fn all_reduce(&mut self, act: Act, group: Group) -> Result<(), BackendError>;
 }
 
 /// A forward, written over [`Ops`].
@@ -280,6 +303,13 @@ pub trait Device {
         }
     }
 
+    /// Lets the steps of later captures communicate with other ranks'. Fails on a device that does not take the host's collectives.
+    fn set_communicator(&mut self, communicator: Arc<dyn Communicator>) -> Result<(), BackendError> {
+        drop(communicator);
+        let backend = &self.info().backend;
+        Err(BackendError::Unsupported(format!("the {backend} backend does not communicate over the host")))
+    }
+
     /// Measures how many bytes a second it reads; KV blocks lose their contents. None: this device has no such measurement.
     fn read_rate(&mut self) -> Result<Option<f64>, BackendError> {
         Ok(None)
@@ -330,8 +360,8 @@ pub trait Capture {
     /// The step's output of the last run, `[tokens, hidden]` in batch order.
     fn output(&mut self) -> Result<Vec<f32>, BackendError>;
 
-    /// How many rows each expert really computed in the last run, `[experts]` for each MoE layer, in the order of
-    /// [`Moe::index`]; not to be called while something is timed. None: this device counts nothing, or there are no experts.
+    /// How many rows each of this rank's experts really computed in the last run, `[local experts]` for each MoE layer, in the
+    /// order of [`Moe::index`]; rows of other ranks' tokens count too. Not to be called while something is timed. None: this device counts nothing, or there are no experts.
     fn expert_loads(&mut self) -> Result<Option<Vec<Vec<u32>>>, BackendError> {
         Ok(None)
     }
@@ -353,4 +383,9 @@ pub enum BackendError {
     /// The device failed.
     #[error("{0}")]
     Device(String),
+}
+
+/// What a device says that is asked to communicate and cannot.
+pub(in crate::backend) fn alone(what: &str) -> BackendError {
+    BackendError::Device(format!("{what} needs other ranks, and this device has no way to them"))
 }

@@ -1,6 +1,7 @@
 //! A forward's operations as plain values: what a capture records, checks and replays.
 
 use crate::backend::{Act, Attention, BackendError, Moe, Ops, StepSpec, WeightId};
+use crate::layout::Group;
 
 /// One call of [`Ops`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -12,6 +13,7 @@ pub(in crate::backend) enum Op {
     Attention { qkv: Act, attention: Attention, out: Act },
     SiluMul { gate_up: Act, out: Act },
     Moe { x: Act, moe: Moe, out: Act },
+    AllReduce { act: Act, group: Group },
 }
 
 /// Checks each operation against the model and hands it on.
@@ -136,14 +138,27 @@ impl<F: FnMut(Op) -> Result<(), BackendError>> Ops for Checked<'_, F> {
         Self::distinct(x, out)?;
         expect(self.width(out)? == hidden, || format!("{out:?} is not {hidden} wide"))?;
         expect((1..=experts).contains(&moe.top_k), || format!("top {} of {experts} experts", moe.top_k))?;
+        let (first, local) = (moe.first, moe.local);
+        expect(local > 0 && first + local <= experts && moe.data > 0, || {
+            format!("experts {first} to {} of {experts}, {} data-parallel ranks", first + local, moe.data)
+        })?;
+        // Rows go to the rank whose number times `local` is the first expert's.
+        expect(!moe.is_all_to_all() || local * moe.data == experts, || {
+            format!("{local} experts a rank on {} ranks are not {experts}, as all-to-all needs", moe.data)
+        })?;
         self.weight(moe.gate, experts, hidden)?;
-        self.weight(moe.w13, experts * 2 * inter, hidden)?;
-        self.weight(moe.w2, experts * hidden, inter)?;
+        self.weight(moe.w13, local * 2 * inter, hidden)?;
+        self.weight(moe.w2, local * hidden, inter)?;
         let biases =
-            [(moe.gate_bias, experts), (moe.w13_bias, experts * 2 * inter), (moe.w2_bias, experts * hidden)];
+            [(moe.gate_bias, experts), (moe.w13_bias, local * 2 * inter), (moe.w2_bias, local * hidden)];
         for (bias, len) in biases {
             bias.map_or(Ok(()), |bias| self.weight(bias, 1, len))?;
         }
         (self.then)(Op::Moe { x, moe: *moe, out })
+    }
+
+    fn all_reduce(&mut self, act: Act, group: Group) -> Result<(), BackendError> {
+        self.width(act)?;
+        (self.then)(Op::AllReduce { act, group })
     }
 }

@@ -118,6 +118,12 @@ impl Batch {
     }
 }
 
+/// The seed of the token ids of one data-parallel rank: each has a stream of its own, and the first the one that a single rank has.
+#[must_use]
+pub fn token_seed(seed: u64, data_rank: usize) -> u64 {
+    if data_rank == 0 { seed } else { random(seed, u64::MAX - data_rank as u64) }
+}
+
 /// The `index`-th number of a stream: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 /// 2014) at any index.
 fn random(seed: u64, index: u64) -> u64 {
@@ -144,6 +150,13 @@ mod tests {
         };
         let case: Case = text.parse().expect(text);
         Batch::build(&BatchPlan::new(&case, &[GROUP], lookahead), &limits, 0, 100).expect("there is room")
+    }
+
+    #[test]
+    fn each_data_parallel_rank_has_tokens_of_its_own() {
+        let seeds: std::collections::HashSet<u64> = (0..64).map(|rank| token_seed(9, rank)).collect();
+        assert!(seeds.len() == 64 && token_seed(9, 0) == 9);
+        assert_ne!(token_seed(9, 1), token_seed(10, 1));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::MeasureError;
 use crate::backend::Capture;
+use crate::layout::Layout;
 
 /// The rows of one MoE layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -45,6 +46,13 @@ pub enum Wanted {
         /// Tokens times the experts of each.
         rows: u64,
     },
+    /// No more than so many rows in each of so many layers: the gates decided, and other ranks have the other experts.
+    AtMost {
+        /// MoE layers.
+        layers: usize,
+        /// Tokens times the experts of each, those of all ranks.
+        rows: u64,
+    },
 }
 
 /// What the experts did in the last run, checked; not to be called while something is timed.
@@ -58,23 +66,64 @@ pub fn check(capture: &mut dyn Capture, wanted: &Wanted) -> Result<Vec<ExpertLoa
             "the device counts no rows of experts, so that the routing cannot be checked".to_owned(),
         );
     };
-    match wanted {
-        Wanted::Exactly(wanted) => {
-            if let Some(difference) = difference(&found, wanted) {
-                return fail(format!("the routing had no effect: {difference}"));
-            }
+    compare(&found, wanted)?;
+    Ok(found.into_iter().map(ExpertLoads::of).collect())
+}
+
+/// The loads of all ranks together, checked: of the places of `layout` in rank order, what [`check`] returned on each. Where whole
+/// experts are spread over ranks their loads follow each other; where each rank has a part of every expert all must be equal.
+///
+/// # Errors
+/// If that is not what was asked of all experts.
+pub fn whole(
+    layout: Layout,
+    ranks: &[Vec<ExpertLoads>],
+    wanted: &Wanted,
+) -> Result<Vec<ExpertLoads>, MeasureError> {
+    let counts = |rank: usize| ranks[rank].iter().map(|layer| layer.counts.clone()).collect::<Vec<_>>();
+    let fail = |found: String| Err(MeasureError::Routing { found });
+    if ranks.len() != layout.ranks() || ranks.is_empty() {
+        return fail(format!("{} ranks counted rows of experts, not {}", ranks.len(), layout.ranks()));
+    }
+    let mut all = counts(0);
+    for rank in 1..ranks.len() {
+        let found = counts(rank);
+        if found.len() != all.len() {
+            return fail(format!("{} layers of rank {rank} have experts, not {}", found.len(), all.len()));
         }
-        Wanted::InAll { layers, rows } => {
-            if found.len() != *layers {
-                return fail(format!("{} layers have experts, not {layers}", found.len()));
-            }
-            let sums = found.iter().map(|counts| counts.iter().map(|&count| u64::from(count)).sum::<u64>());
-            if let Some((layer, sum)) = sums.enumerate().find(|(_, sum)| sum != rows) {
-                return fail(format!("the experts of MoE layer {layer} computed {sum} rows, not {rows}"));
-            }
+        if layout.expert_parallel {
+            all.iter_mut().zip(found).for_each(|(all, found)| all.extend(found));
+        } else if let Some(difference) = difference(&found, &all) {
+            return fail(format!("rank {rank} and rank 0 share every expert, but {difference}"));
         }
     }
-    Ok(found.into_iter().map(ExpertLoads::of).collect())
+    compare(&all, wanted)?;
+    Ok(all.into_iter().map(ExpertLoads::of).collect())
+}
+
+fn compare(found: &[Vec<u32>], wanted: &Wanted) -> Result<(), MeasureError> {
+    let fail = |found: String| Err(MeasureError::Routing { found });
+    let (layers, rows, exactly) = match wanted {
+        Wanted::Exactly(wanted) => {
+            return match difference(found, wanted) {
+                Some(difference) => fail(format!("the routing had no effect: {difference}")),
+                None => Ok(()),
+            };
+        }
+        Wanted::InAll { layers, rows } => (*layers, *rows, true),
+        Wanted::AtMost { layers, rows } => (*layers, *rows, false),
+    };
+    if found.len() != layers {
+        return fail(format!("{} layers have experts, not {layers}", found.len()));
+    }
+    let sums = found.iter().map(|counts| counts.iter().map(|&count| u64::from(count)).sum::<u64>());
+    let wrong = |sum: u64| if exactly { sum != rows } else { sum > rows };
+    match sums.enumerate().find(|(_, sum)| wrong(*sum)) {
+        Some((layer, sum)) => {
+            fail(format!("the experts of MoE layer {layer} computed {sum} rows, not {rows}"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The first expert whose rows differ, in words.

@@ -5,12 +5,18 @@
 //! each token and weight of a linear layer, and 4 × heads × head_dim for each pair of a query and a position that it attends
 //! to. Of experts only those that are reached count as read, and two operations for each weight and token that reaches it.
 //! All sums are closed forms in 128 bits, so that no length is too long.
+//!
+//! All is one rank's own part; the step's floor is the greatest of the ranks'. What they send each other is [`Traffic`].
+
+mod traffic;
 
 use super::config::ModelConfig;
-use super::decoder::widths;
 use super::experts::Experts;
+use super::shard::Shard;
 use crate::case::Request;
 use crate::units::{Bytes, Flops, Nanos};
+
+pub use traffic::{Traffic, traffic};
 
 /// Bytes of one element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,13 +36,34 @@ pub struct Ceilings {
     pub gemm: Flops,
 }
 
-/// How many experts of a layer a step reaches.
+/// What a rank's experts have to do in one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hit {
+    /// Experts that have any row.
+    pub experts: usize,
+    /// Rows of all of them.
+    pub rows: u64,
+}
+
+/// How many of a rank's experts a step reaches, with the tokens of all data-parallel ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reached {
     /// `[MoE layers]`: the routing is made.
-    Exactly(Vec<usize>),
-    /// The gates decide: the expected number if every choice were uniform, `E (1 − (1 − k / E)^tokens)`.
+    Exactly(Vec<Hit>),
+    /// The gates decide: the expected number if every choice were uniform, `local (1 − (1 − k / E)^tokens)`.
     Expected,
+}
+
+impl Reached {
+    /// That of loads, `[MoE layers][local experts]` rows.
+    #[must_use]
+    pub fn of(loads: &[Vec<u32>]) -> Self {
+        let hit = |loads: &Vec<u32>| Hit {
+            experts: loads.iter().filter(|load| **load > 0).count(),
+            rows: loads.iter().map(|load| u64::from(*load)).sum(),
+        };
+        Self::Exactly(loads.iter().map(hit).collect())
+    }
 }
 
 /// All instances of one kind of operation in a step; instances of a kind cost the same.
@@ -61,31 +88,31 @@ impl OpCost {
     }
 }
 
-/// The operations of a step of these requests; kinds that the model does not have are left out.
+/// The operations of a rank's part of a step of these requests; kinds that the model does not have are left out.
 #[must_use]
 pub fn costs(
     config: &ModelConfig,
+    shard: &Shard,
     requests: &[Request],
     element: ElementBytes,
     reached: &Reached,
 ) -> Vec<OpCost> {
     let tokens: u128 = requests.iter().map(|request| u128::from(request.query_len)).sum();
     let weight = element.weight as u128;
-    let (hidden, inter) = (config.hidden_size as u128, config.intermediate_size as u128);
-    let (q, kv) = widths(config);
-    let (q, kv) = (q as u128, kv as u128);
+    let (hidden, dim) = (config.hidden_size as u128, config.head_dim as u128);
+    let (q, kv) = (shard.q_heads.len() as u128 * dim, shard.kv_heads.len() as u128 * dim);
+    let inter = shard.inter.len() as u128;
     let layers = config.windows.len();
     let sparse = config.experts.as_ref().map_or(0, Experts::num_layers);
     let linear = |op, layers, inputs: u128, outputs: u128, bias: bool| {
         let bias = if bias { outputs } else { 0 };
         OpCost::scaled(op, layers, (inputs * outputs + bias) * weight, 2 * tokens * inputs * outputs)
     };
-    let gathered = tokens.min(config.vocab_size as u128);
     let mut costs = vec![
-        OpCost::scaled("embedding", 1, gathered * hidden * weight, 0),
+        OpCost::scaled("embedding", 1, gathered(config, shard, tokens) * hidden * weight, 0),
         OpCost::scaled("norm", 2 * layers + 1, hidden * weight, 0),
         linear("qkv", layers, hidden, q + 2 * kv, config.qkv_bias),
-        linear("o_proj", layers, q, hidden, config.o_bias),
+        linear("o_proj", layers, q, hidden, config.o_bias && shard.adds_row_bias()),
     ];
     if sparse < layers {
         costs.push(linear("gate_up", layers - sparse, hidden, 2 * inter, false));
@@ -93,43 +120,77 @@ pub fn costs(
     }
     if let Some(experts) = &config.experts {
         costs.push(linear("router", sparse, hidden, experts.count as u128, experts.bias));
-        costs.push(of_experts(experts, hidden, tokens, weight, reached));
+        costs.push(of_experts((experts, shard), hidden, tokens, weight, reached));
     }
     if config.sinks {
-        costs.push(OpCost::scaled("sinks", layers, config.num_attention_heads as u128 * weight, 0));
+        costs.push(OpCost::scaled("sinks", layers, shard.q_heads.len() as u128 * weight, 0));
     }
     if config.qk_norm {
-        costs.push(OpCost::scaled("qk_norm", layers, 2 * config.head_dim as u128 * weight, 0));
+        costs.push(OpCost::scaled("qk_norm", layers, 2 * dim * weight, 0));
     }
+    costs.extend(attentions(config, (q, kv), requests, element));
+    costs
+}
+
+/// Rows of the embedding that a rank gathers: its part of all if ids were spread evenly, the parts adding up to all.
+fn gathered(config: &ModelConfig, shard: &Shard, tokens: u128) -> u128 {
+    let vocabulary = config.vocab_size as u128;
+    let all = tokens.min(vocabulary);
+    let before = |row: usize| all * row as u128 / vocabulary;
+    before(shard.vocabulary.end) - before(shard.vocabulary.start)
+}
+
+/// The attention of each kind of layer, over heads that are so wide together.
+fn attentions(
+    config: &ModelConfig,
+    (q, kv): (u128, u128),
+    requests: &[Request],
+    element: ElementBytes,
+) -> Vec<OpCost> {
     let mut windows = config.windows.clone();
     windows.sort_unstable();
     windows.dedup();
-    for window in windows {
+    let of = |window: Option<u32>| {
         let count = config.windows.iter().filter(|&&w| w == window).count();
         let op = if window.is_some() { "window_attention" } else { "attention" };
         let positions: u128 = requests.iter().map(|request| attended(request, window)).sum();
         let pairs: u128 = requests.iter().map(|request| pairs(request, window)).sum();
-        costs.push(OpCost::scaled(op, count, 2 * positions * kv * element.kv as u128, 4 * q * pairs));
-    }
-    costs
+        OpCost::scaled(op, count, 2 * positions * kv * element.kv as u128, 4 * q * pairs)
+    };
+    windows.into_iter().map(of).collect()
 }
 
 /// All layers' experts.
-fn of_experts(experts: &Experts, hidden: u128, tokens: u128, weight: u128, reached: &Reached) -> OpCost {
-    let (count, layers) = (experts.count as f64, experts.num_layers());
-    let reached = match reached {
-        Reached::Exactly(reached) => reached.iter().map(|&experts| experts as f64).sum(),
+fn of_experts(
+    (experts, shard): (&Experts, &Shard),
+    hidden: u128,
+    tokens: u128,
+    weight: u128,
+    reached: &Reached,
+) -> OpCost {
+    let (count, local, layers) = (experts.count, shard.experts.len(), experts.num_layers());
+    let tokens = tokens.saturating_mul(shard.place.layout.data as u128);
+    let (reached, rows) = match reached {
+        Reached::Exactly(hits) => (
+            hits.iter().map(|hit| hit.experts as f64).sum(),
+            hits.iter().map(|hit| u128::from(hit.rows)).sum(),
+        ),
         Reached::Expected => {
-            let missed = (1.0 - experts.top_k as f64 / count).powf(tokens as f64);
-            layers as f64 * count * (1.0 - missed)
+            let missed = (1.0 - experts.top_k as f64 / count as f64).powf(tokens as f64);
+            let slots = tokens.saturating_mul((experts.top_k * layers) as u128);
+            (
+                layers as f64 * local as f64 * (1.0 - missed),
+                slots.saturating_mul(local as u128) / count as u128,
+            )
         }
     };
-    let matrices = 3 * hidden * experts.inter as u128;
-    let biases = if experts.bias { 2 * experts.inter as u128 + hidden } else { 0 };
+    let inter = shard.expert_inter.len() as u128;
+    let matrices = 3 * hidden * inter;
+    let second_bias = if shard.adds_expert_bias() { hidden } else { 0 };
+    let biases = if experts.bias { 2 * inter + second_bias } else { 0 };
     // Below 2⁵³ bytes the product is exact for whole numbers of experts.
     let bytes = (reached * ((matrices + biases) * weight) as f64).round() as u128;
-    let slots = tokens.saturating_mul((experts.top_k * layers) as u128);
-    let flops = slots.saturating_mul(2 * matrices);
+    let flops = rows.saturating_mul(2 * matrices);
     OpCost { op: "experts", count: layers as u64, bytes: Bytes(bytes), flops: Flops(flops) }
 }
 
@@ -180,105 +241,4 @@ fn least(bytes: Bytes, flops: Flops, ceilings: Ceilings) -> Nanos {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const FOUR: ElementBytes = ElementBytes { weight: 4, kv: 4 };
-
-    fn request(query_len: u32, kv_len: u32) -> Request {
-        Request { query_len, kv_len, num_draft_tokens: 0, chunked: false }
-    }
-
-    fn preset(name: &str) -> ModelConfig {
-        ModelConfig::resolve(name, None).unwrap()
-    }
-
-    fn of<'a>(costs: &'a [OpCost], op: &str) -> &'a OpCost {
-        costs.iter().find(|cost| cost.op == op).unwrap()
-    }
-
-    #[test]
-    fn a_decode_step_reads_all_weights_and_the_cache() {
-        let costs = costs(&preset("smollm2-135m"), &[request(1, 513)], FOUR, &Reached::Expected);
-        let layer: u128 = 576 * 960 + 576 * 576 + 576 * 3072 + 1536 * 576;
-        let norms = 61 * 576;
-        let kv = 30 * 513 * 2 * 192;
-        assert_eq!(total_bytes(&costs).0, 4 * (30 * layer + norms + kv + 576));
-        assert_eq!(total_flops(&costs).0, 2 * 30 * layer + 30 * 4 * 576 * 513);
-    }
-
-    #[test]
-    fn the_closed_forms_are_the_sums() {
-        for window in [None, Some(1), Some(5), Some(64)] {
-            for (q, k) in [(1, 1), (1, 40), (7, 7), (7, 12), (30, 64)] {
-                let least = |p: u32| window.map_or(p + 1, |w: u32| w.min(p + 1));
-                let sum: u32 = (k - q..k).map(least).sum();
-                assert_eq!(pairs(&request(q, k), window), u128::from(sum), "{q}@{k} {window:?}");
-                let first = (k - q + 1).saturating_sub(window.unwrap_or(u32::MAX));
-                assert_eq!(attended(&request(q, k), window), u128::from(k - first), "{q}@{k} {window:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn no_length_is_too_long() {
-        let long = vec![request(u32::MAX, u32::MAX); 1000];
-        let costs = costs(&preset("qwen3-32b"), &long, FOUR, &Reached::Expected);
-        assert!(total_flops(&costs).0 > u128::from(u64::MAX));
-        let rates = Ceilings { read: Bytes(1), gemm: Flops(1) };
-        assert!(floor(&costs, rates).0.is_finite());
-    }
-
-    #[test]
-    fn a_window_bounds_what_is_read() {
-        let costs = costs(&preset("mistral-7b"), &[request(16, 100_000)], FOUR, &Reached::Expected);
-        assert_eq!(of(&costs, "window_attention").bytes.0, 32 * 2 * (4096 + 15) * 1024 * 4);
-    }
-
-    #[test]
-    fn the_serial_floor_is_no_less_than_the_floor() {
-        let costs =
-            costs(&preset("qwen3-8b"), &[request(3000, 4000), request(1, 900_000)], FOUR, &Reached::Expected);
-        let rates = Ceilings { read: Bytes(4_000_000_000_000), gemm: Flops(700_000_000_000_000) };
-        let (low, serial) = (floor(&costs, rates), serial_floor(&costs, rates));
-        assert!(low.0 > 0.0 && serial.0 > low.0 * 1.1, "{low} {serial}");
-    }
-
-    #[test]
-    fn experts_that_are_reached_are_read_and_slots_computed() {
-        let config = preset("qwen3-30b-a3b");
-        let requests = [request(1, 100); 4];
-        let expert = 3 * 2048 * 768;
-        let exactly = costs(&config, &requests, FOUR, &Reached::Exactly(vec![32; 48]));
-        let experts = of(&exactly, "experts");
-        assert_eq!((experts.count, experts.bytes.0), (48, 48 * 32 * expert * 4));
-        assert_eq!(experts.flops.0, 48 * 4 * 8 * 2 * expert);
-        assert_eq!(of(&exactly, "router").bytes.0, 48 * 2048 * 128 * 4);
-        assert_eq!(of(&exactly, "router").flops.0, 48 * 2 * 4 * 2048 * 128);
-        assert!(exactly.iter().all(|cost| cost.op != "gate_up" && cost.op != "sinks"));
-        let expected = costs(&config, &requests, FOUR, &Reached::Expected);
-        let reached = 128.0 * (1.0 - (1.0_f64 - 8.0 / 128.0).powi(4));
-        let bytes = of(&expected, "experts").bytes.0 as f64;
-        assert!((bytes / (48.0 * reached * expert as f64 * 4.0) - 1.0).abs() < 1e-12, "{bytes}");
-    }
-
-    #[test]
-    fn biases_and_sinks_are_read() {
-        let config = preset("gpt-oss-20b");
-        let costs = costs(&config, &[request(3, 3)], FOUR, &Reached::Exactly(vec![5; 24]));
-        assert_eq!(of(&costs, "experts").bytes.0, 24 * 5 * (3 * 2880 * 2880 + 3 * 2880) * 4);
-        assert_eq!(of(&costs, "experts").flops.0, 24 * 3 * 4 * 2 * 3 * 2880 * 2880);
-        assert_eq!(of(&costs, "router").bytes.0, 24 * (2880 * 32 + 32) * 4);
-        assert_eq!(of(&costs, "sinks").bytes.0, 24 * 64 * 4);
-        assert_eq!((of(&costs, "attention").count, of(&costs, "window_attention").count), (12, 12));
-    }
-
-    #[test]
-    fn layers_without_experts_have_an_mlp() {
-        let overrides = r#"{"decoder_sparse_step": 2, "mlp_only_layers": [1]}"#;
-        let config = ModelConfig::resolve("qwen3-30b-a3b", Some(overrides)).unwrap();
-        let costs = costs(&config, &[request(1, 1)], FOUR, &Reached::Exactly(vec![8; 23]));
-        assert_eq!((of(&costs, "gate_up").count, of(&costs, "experts").count), (25, 23));
-        assert_eq!(of(&costs, "gate_up").bytes.0, 25 * 2048 * 2 * 6144 * 4);
-    }
-}
+mod tests;

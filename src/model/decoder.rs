@@ -1,52 +1,21 @@
 //! A decoder: its weights, its KV groups, and its forward, written once over [`Ops`].
 
 use super::config::ModelConfig;
-use super::experts;
 use super::fields::ModelError;
+use super::layers::{Layer, Mlp, layer};
+use super::shard::Shard;
 use super::weights::Weights;
-use crate::backend::{Act, Attention, BackendError, KvLayer, Moe, Ops, StepSpec, WeightId, WeightRole};
+use crate::backend::{Act, All2All, BackendError, KvLayer, Ops, StepSpec, WeightId, WeightRole};
 use crate::batch::KvGroup;
+use crate::layout::{Group, Place};
 
-/// The weights and the attention of one layer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Layer {
-    /// Scale of the norm before the attention.
-    pub input_norm: WeightId,
-    /// Query, key and value projections, stacked by rows.
-    pub qkv: WeightId,
-    /// Their biases, side by side.
-    pub qkv_bias: Option<WeightId>,
-    /// The attention over the layer's KV.
-    pub attention: Attention,
-    /// The attention's output projection.
-    pub o_proj: WeightId,
-    /// Its bias.
-    pub o_bias: Option<WeightId>,
-    /// Scale of the norm before the MLP.
-    pub post_norm: WeightId,
-    /// What follows.
-    pub mlp: Mlp,
-}
-
-/// A layer's second half.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Mlp {
-    /// One gated MLP.
-    Dense {
-        /// Gate and up projections, stacked by rows.
-        gate_up: WeightId,
-        /// Down projection.
-        down: WeightId,
-    },
-    /// Experts.
-    Experts(Moe),
-}
-
-/// A decoder that devices can hold.
+/// A decoder, or one rank's part of it, that a device can hold.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
     /// What it was made from.
     pub config: ModelConfig,
+    /// The part that this is.
+    pub shard: Shard,
     /// What a device must know.
     pub spec: StepSpec,
     /// The embedding.
@@ -58,61 +27,55 @@ pub struct Model {
 }
 
 impl Model {
-    /// Lays out weights and KV groups for KV blocks of `block_size` tokens and requests of up to `max_model_len` tokens.
+    /// The whole model: lays out weights and KV groups for KV blocks of `block_size` tokens and requests of up to `max_model_len`
+    /// tokens.
+    ///
+    /// # Errors
+    /// If one of the two is out of range.
     pub fn new(config: ModelConfig, block_size: u32, max_model_len: u32) -> Result<Self, ModelError> {
-        let limit = |flag: &str, value: u32, most: u32| match value {
-            1.. if value <= most => Ok(()),
-            _ => Err(ModelError::Field {
-                model: config.name.clone(),
-                field: flag.to_owned(),
-                value: value.to_string(),
-                supported: format!("it must be from 1 to {most}"),
-            }),
-        };
-        limit("--block-size", block_size, 1 << 16)?;
-        limit("--max-model-len", max_model_len, u32::MAX)?;
+        Self::shard(config, block_size, max_model_len, Place::ONE, All2All::default())
+    }
+
+    /// What one rank holds of the model. Weights have the same numbers on all ranks, also those that a rank does not use.
+    ///
+    /// # Errors
+    /// As for [`Model::new`], and, with the numbers, if something of the model does not divide over the ranks.
+    pub fn shard(
+        config: ModelConfig,
+        block_size: u32,
+        max_model_len: u32,
+        place: Place,
+        all2all: All2All,
+    ) -> Result<Self, ModelError> {
+        check_limit(&config, "--block-size", block_size, 1 << 16)?;
+        check_limit(&config, "--max-model-len", max_model_len, u32::MAX)?;
+        let shard = Shard::of(&config, place, all2all)?;
         let mut weights = Weights(Vec::new());
-        let hidden = config.hidden_size;
-        let embedding =
-            weights.matrix("embed_tokens.weight", config.vocab_size, hidden, WeightRole::Embedding);
-        let groups = groups(&config);
-        let layers: Vec<Layer> = (0..config.windows.len()).map(|i| layer(&config, i, &mut weights)).collect();
+        let (hidden, vocabulary) = (config.hidden_size, config.vocab_size);
+        let embedding = weights.matrix("embed_tokens.weight", vocabulary, hidden, WeightRole::Embedding);
+        weights.keep_rows(embedding, std::slice::from_ref(&shard.vocabulary));
+        let layers: Vec<Layer> =
+            (0..config.windows.len()).map(|i| layer(&config, &shard, i, &mut weights)).collect();
         let final_norm = weights.vector("norm.weight", hidden, WeightRole::Norm);
-        let (q, kv) = widths(&config);
-        let mut acts = vec![
-            (Act::Residual, hidden),
-            (Act::Normed, hidden),
-            (Act::Qkv, q + 2 * kv),
-            (Act::Context, q),
-            (Act::Delta, hidden),
-        ];
-        if layers.iter().any(|layer| matches!(layer.mlp, Mlp::Dense { .. })) {
-            let inter = config.intermediate_size;
-            acts.extend([(Act::GateUp, 2 * inter), (Act::Gated, inter)]);
-        }
+        let groups = groups(&config);
         let spec = StepSpec {
             weights: weights.0,
-            acts,
+            acts: acts(&config, &shard, &layers),
             kv_groups: groups.iter().map(|&window| KvGroup { block_size, window, replay: None }).collect(),
-            kv_layers: config
-                .windows
-                .iter()
-                .map(|window| KvLayer {
-                    group: groups.iter().position(|group| group == window).unwrap_or(0),
-                    kv_heads: config.num_key_value_heads,
-                    head_dim: config.head_dim,
-                })
-                .collect(),
+            kv_layers: kv_layers(&config, &shard, &groups),
             ropes: vec![config.rope.clone()],
             max_model_len,
         };
-        Ok(Self { config, spec, embedding, layers, final_norm })
+        Ok(Self { config, shard, spec, embedding, layers, final_norm })
     }
 
     /// The forward: embedding, layers, last norm. The result is in [`Act::Normed`].
     pub fn forward(&self, ops: &mut dyn Ops) -> Result<(), BackendError> {
         let eps = self.config.rms_norm_eps;
+        let shared = self.shard.place.layout.tensor > 1;
+        let sum = |ops: &mut dyn Ops, act| if shared { ops.all_reduce(act, Group::Tensor) } else { Ok(()) };
         ops.embed_gather(self.embedding, Act::Residual)?;
+        sum(ops, Act::Residual)?;
         let mut delta = None;
         for layer in &self.layers {
             ops.add_rmsnorm(delta, Act::Residual, layer.input_norm, eps, Act::Normed)?;
@@ -120,6 +83,7 @@ impl Model {
             ops.qk_norm_rope_kvwrite(Act::Qkv, &layer.attention)?;
             ops.attention(Act::Qkv, &layer.attention, Act::Context)?;
             ops.linear(Act::Context, layer.o_proj, layer.o_bias, Act::Delta)?;
+            sum(ops, Act::Delta)?;
             ops.add_rmsnorm(Some(Act::Delta), Act::Residual, layer.post_norm, eps, Act::Normed)?;
             match layer.mlp {
                 Mlp::Dense { gate_up, down } => {
@@ -129,15 +93,11 @@ impl Model {
                 }
                 Mlp::Experts(moe) => ops.moe(Act::Normed, &moe, Act::Delta)?,
             }
+            sum(ops, Act::Delta)?;
             delta = Some(Act::Delta);
         }
         ops.add_rmsnorm(delta, Act::Residual, self.final_norm, eps, Act::Normed)
     }
-}
-
-/// Columns of all query heads, and of all key heads.
-pub(super) fn widths(config: &ModelConfig) -> (usize, usize) {
-    (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim)
 }
 
 /// The kinds of layers that exist, full attention first.
@@ -148,55 +108,39 @@ fn groups(config: &ModelConfig) -> Vec<Option<u32>> {
     groups
 }
 
-fn layer(config: &ModelConfig, index: usize, weights: &mut Weights) -> Layer {
-    let ((q, kv), hidden) = (widths(config), config.hidden_size);
-    let name = |rest: &str| format!("layers.{index}.{rest}");
-    let heads = |kind: &str| {
-        let part = |head: &str, rows| (name(&format!("self_attn.{head}_proj.{kind}")), rows);
-        vec![part("q", q), part("k", kv), part("v", kv)]
-    };
-    let input_norm = weights.vector(&name("input_layernorm.weight"), hidden, WeightRole::Norm);
-    let qkv = weights.stacked(&name("self_attn.qkv_proj.weight"), heads("weight"), hidden);
-    let bias_name = name("self_attn.qkv_proj.bias");
-    let qkv_bias = config.qkv_bias.then(|| weights.biases(&bias_name, heads("bias")));
-    let mut head_norm = |which: &str| {
-        let name = name(&format!("self_attn.{which}_norm.weight"));
-        config.qk_norm.then(|| weights.vector(&name, config.head_dim, WeightRole::Norm))
-    };
-    let (q_norm, k_norm) = (head_norm("q"), head_norm("k"));
-    let o_proj = weights.matrix(&name("self_attn.o_proj.weight"), hidden, q, WeightRole::Linear);
-    let o_bias =
-        config.o_bias.then(|| weights.vector(&name("self_attn.o_proj.bias"), hidden, WeightRole::Bias));
-    let post_norm = weights.vector(&name("post_attention_layernorm.weight"), hidden, WeightRole::Norm);
-    let sinks_name = name("self_attn.sinks");
-    let sinks =
-        config.sinks.then(|| weights.vector(&sinks_name, config.num_attention_heads, WeightRole::Bias));
-    let mlp = mlp(config, index, weights);
-    let attention = Attention {
-        kv_layer: index,
-        q_heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        scale: 1.0 / (config.head_dim as f32).sqrt(),
-        window: config.windows[index],
-        rope: 0,
-        q_norm,
-        k_norm,
-        eps: config.rms_norm_eps,
-        sinks,
-    };
-    Layer { input_norm, qkv, qkv_bias, attention, o_proj, o_bias, post_norm, mlp }
+fn check_limit(config: &ModelConfig, flag: &str, value: u32, most: u32) -> Result<(), ModelError> {
+    if (1..=most).contains(&value) {
+        return Ok(());
+    }
+    let (model, field, value) = (config.name.clone(), flag.to_owned(), value.to_string());
+    Err(ModelError::Field { model, field, value, supported: format!("it must be from 1 to {most}") })
 }
 
-fn mlp(config: &ModelConfig, index: usize, weights: &mut Weights) -> Mlp {
-    let (hidden, inter) = (config.hidden_size, config.intermediate_size);
-    if let Some(experts) = config.experts.as_ref().filter(|experts| experts.layers[index]) {
-        let earlier = experts.layers[..index].iter().filter(|has| **has).count();
-        return Mlp::Experts(experts::moe(config.architecture, experts, hidden, (index, earlier), weights));
+/// The activation buffers that the layers need.
+fn acts(config: &ModelConfig, shard: &Shard, layers: &[Layer]) -> Vec<(Act, usize)> {
+    let (hidden, dim) = (config.hidden_size, config.head_dim);
+    let (q, kv) = (shard.q_heads.len() * dim, shard.kv_heads.len() * dim);
+    let mut acts = vec![
+        (Act::Residual, hidden),
+        (Act::Normed, hidden),
+        (Act::Qkv, q + 2 * kv),
+        (Act::Context, q),
+        (Act::Delta, hidden),
+    ];
+    if layers.iter().any(|layer| matches!(layer.mlp, Mlp::Dense { .. })) {
+        let inter = shard.inter.len();
+        acts.extend([(Act::GateUp, 2 * inter), (Act::Gated, inter)]);
     }
-    let name = |rest: &str| format!("layers.{index}.mlp.{rest}.weight");
-    let halves = vec![(name("gate_proj"), inter), (name("up_proj"), inter)];
-    let gate_up = weights.stacked(&name("gate_up_proj"), halves, hidden);
-    let down = weights.matrix(&name("down_proj"), hidden, inter, WeightRole::Linear);
-    Mlp::Dense { gate_up, down }
+    acts
+}
+
+fn kv_layers(config: &ModelConfig, shard: &Shard, groups: &[Option<u32>]) -> Vec<KvLayer> {
+    let of_window = |window: &Option<u32>| KvLayer {
+        group: groups.iter().position(|group| group == window).unwrap_or(0),
+        kv_heads: shard.kv_heads.len(),
+        head_dim: config.head_dim,
+        all_heads: config.num_key_value_heads,
+        first_head: shard.kv_heads.start,
+    };
+    config.windows.iter().map(of_window).collect()
 }

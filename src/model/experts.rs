@@ -1,9 +1,8 @@
-//! Experts: what a configuration says of them, and their weights as a checkpoint may have them.
+//! Experts: what a configuration says of them.
 
 use super::architecture::Architecture;
 use super::fields::{Fields, ModelError};
-use super::weights::{Weights, plain, with_form};
-use crate::backend::{Activation, Form, Moe, Scoring, TensorSpec, WeightRole};
+use crate::backend::{Activation, Scoring};
 
 /// The experts of a model, the same in all layers that have any.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,110 +107,4 @@ fn sparse_layers(fields: Fields<'_>, layers: usize) -> Result<Vec<bool>, ModelEr
             .ok_or_else(bad)?,
     };
     Ok((0..layers).map(|i| (i + 1).is_multiple_of(step) && !dense.contains(&(i as u64))).collect())
-}
-
-/// The weights of layer `layer`, which is MoE layer `index`.
-pub(super) fn moe(
-    architecture: Architecture,
-    experts: &Experts,
-    hidden: usize,
-    (layer, index): (usize, usize),
-    weights: &mut Weights,
-) -> Moe {
-    let (count, inter) = (experts.count, experts.inter);
-    let name = |rest: &str| format!("layers.{layer}.{rest}");
-    let layouts = Layouts { name: &name, count, inter, hidden };
-    let gate_names = match architecture {
-        Architecture::Mixtral => ["block_sparse_moe.gate", "mlp.gate"],
-        Architecture::Qwen3Moe => ["mlp.gate", "mlp.router"],
-        _ => ["mlp.router", "mlp.gate"],
-    };
-    let [one, other] = gate_names.map(|gate| vec![plain(name(&format!("{gate}.weight")), &[count, hidden])]);
-    let gate =
-        weights.add_any(&name("mlp.gate.weight"), vec![one, other], (count, hidden), WeightRole::Linear);
-    let w13 = weights.add_any(
-        &name("mlp.experts.w13"),
-        layouts.w13(architecture),
-        (count * 2 * inter, hidden),
-        WeightRole::Linear,
-    );
-    let w2 = weights.add_any(
-        &name("mlp.experts.w2"),
-        layouts.w2(architecture),
-        (count * hidden, inter),
-        WeightRole::Linear,
-    );
-    let mut bias = |what: &str, tensor: &str, shape: &[usize]| {
-        let tensors = vec![vec![plain(name(tensor), shape)]];
-        let elements = shape.iter().product();
-        experts.bias.then(|| weights.add_any(&name(what), tensors, (1, elements), WeightRole::Bias))
-    };
-    Moe {
-        index,
-        gate,
-        gate_bias: bias("mlp.gate.bias", "mlp.router.bias", &[count]),
-        experts: count,
-        top_k: experts.top_k,
-        inter,
-        w13,
-        w13_bias: bias("mlp.experts.w13_bias", "mlp.experts.gate_up_proj_bias", &[count, 2 * inter]),
-        w2,
-        w2_bias: bias("mlp.experts.w2_bias", "mlp.experts.down_proj_bias", &[count, hidden]),
-        scoring: experts.scoring,
-        activation: experts.activation,
-    }
-}
-
-/// The ways in which checkpoints lay out experts.
-struct Layouts<'a> {
-    name: &'a dyn Fn(&str) -> String,
-    count: usize,
-    inter: usize,
-    hidden: usize,
-}
-
-impl Layouts<'_> {
-    /// One tensor for each expert and each of `names`.
-    fn single(&self, folder: &str, names: &[&str], shape: [usize; 2]) -> Vec<TensorSpec> {
-        let of = |expert: usize| {
-            let tensor = move |name: &&str| format!("{folder}.experts.{expert}.{name}.weight");
-            names.iter().map(move |name| plain((self.name)(&tensor(name)), &shape))
-        };
-        (0..self.count).flat_map(of).collect()
-    }
-
-    /// One tensor for all experts.
-    fn stacked(&self, tensor: &str, shape: [usize; 2], form: Form) -> Vec<TensorSpec> {
-        vec![with_form(
-            (self.name)(&format!("mlp.experts.{tensor}")),
-            &[self.count, shape[0], shape[1]],
-            form,
-        )]
-    }
-
-    fn w13(&self, architecture: Architecture) -> Vec<Vec<TensorSpec>> {
-        let (one, both) = ([self.inter, self.hidden], [2 * self.inter, self.hidden]);
-        let stacked = self.stacked("gate_up_proj", both, Form::Plain);
-        match architecture {
-            Architecture::Mixtral => vec![self.single("block_sparse_moe", &["w1", "w3"], one), stacked],
-            Architecture::GptOss => vec![
-                self.stacked("gate_up_proj", [self.hidden, 2 * self.inter], Form::Transposed),
-                self.stacked("gate_up_proj", both, Form::Mxfp4),
-            ],
-            _ => vec![self.single("mlp", &["gate_proj", "up_proj"], one), stacked],
-        }
-    }
-
-    fn w2(&self, architecture: Architecture) -> Vec<Vec<TensorSpec>> {
-        let shape = [self.hidden, self.inter];
-        let stacked = self.stacked("down_proj", shape, Form::Plain);
-        match architecture {
-            Architecture::Mixtral => vec![self.single("block_sparse_moe", &["w2"], shape), stacked],
-            Architecture::GptOss => vec![
-                self.stacked("down_proj", [self.inter, self.hidden], Form::Transposed),
-                self.stacked("down_proj", shape, Form::Mxfp4),
-            ],
-            _ => vec![self.single("mlp", &["down_proj"], shape), stacked],
-        }
-    }
 }

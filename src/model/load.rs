@@ -8,10 +8,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
-use rayon::prelude::*;
 use safetensors::{Dtype as Stored, SafeTensors};
 
-use super::mxfp4;
+use super::{mxfp4, values};
 use crate::backend::{BackendError, Form, StepSpec, TensorSpec, WeightSource, WeightSpec};
 
 /// Where a tensor lies.
@@ -149,69 +148,36 @@ fn tensors(part: &TensorSpec) -> Vec<Stores> {
 
 impl WeightSource for Checkpoint {
     fn read(&self, spec: &WeightSpec, out: &mut [f32]) -> Result<(), BackendError> {
-        let mut rest = out;
+        let short = || BackendError::Weights(format!("{}: the tensors do not fill it", spec.name));
+        if out.len() < spec.rows * spec.cols {
+            return Err(short());
+        }
+        let mut pieces = spec.pieces(out).into();
+        let mut end = 0;
         for part in self.parts(spec) {
-            let stores = tensors(part);
-            let found: Vec<&Tensor> = stores
+            let first = end;
+            end += part.shape.iter().product::<usize>();
+            let wanted = values::take_before(&mut pieces, first, end);
+            if wanted.is_empty() {
+                continue; // another rank's
+            }
+            let found: Vec<&Tensor> = tensors(part)
                 .iter()
                 .map(|tensor| self.find(tensor).map_err(BackendError::Weights))
                 .collect::<Result<_, _>>()?;
-            let len = part.shape.iter().product();
-            let short = || BackendError::Weights(format!("{} has no room for {}", spec.name, part.name));
-            let (values, after) = rest.split_at_mut_checked(len).ok_or_else(short)?;
             match (part.form, found.as_slice()) {
-                (Form::Plain, [tensor]) => convert(tensor.dtype, self.bytes(tensor), values),
-                (Form::Transposed, [tensor]) => transpose(tensor, self.bytes(tensor), values),
+                (Form::Plain, [tensor]) => values::plain(tensor.dtype, self.bytes(tensor), wanted),
+                (Form::Transposed, [tensor]) => {
+                    values::transposed(tensor.dtype, &tensor.shape, self.bytes(tensor), wanted);
+                }
                 (Form::Mxfp4, [blocks, scales]) => {
-                    mxfp4::dequantise(self.bytes(blocks), self.bytes(scales), values);
+                    values::mxfp4((self.bytes(blocks), self.bytes(scales)), &part.shape, wanted);
                 }
                 _ => return Err(short()),
             }
-            rest = after;
         }
-        Ok(())
+        if pieces.is_empty() { Ok(()) } else { Err(short()) }
     }
-}
-
-/// Transposes each matrix of a tensor `[…, columns, rows]`.
-fn transpose(tensor: &Tensor, bytes: &[u8], out: &mut [f32]) {
-    const TILE: usize = 64;
-    let &[.., cols, rows] = tensor.shape.as_slice() else { return };
-    let width = if tensor.dtype == Stored::F32 { 4 } else { 2 };
-    let matrices = out.par_chunks_mut(cols * rows).zip(bytes.par_chunks(cols * rows * width));
-    matrices.for_each(|(out, bytes)| {
-        let mut values = vec![0.0; cols * rows];
-        convert(tensor.dtype, bytes, &mut values);
-        out.par_chunks_mut(TILE * cols).enumerate().for_each(|(tile, out)| {
-            for (i, row) in out.chunks_exact_mut(cols).enumerate() {
-                let from = values[tile * TILE + i..].iter().step_by(rows);
-                row.iter_mut().zip(from).for_each(|(o, v)| *o = *v);
-            }
-        });
-    });
-}
-
-/// Little-endian values of the stored type to float32.
-fn convert(dtype: Stored, bytes: &[u8], out: &mut [f32]) {
-    const TASK: usize = 1 << 16;
-    let width = if dtype == Stored::F32 { 4 } else { 2 };
-    out.par_chunks_mut(TASK).zip(bytes.par_chunks(TASK * width)).for_each(|(out, bytes)| match dtype {
-        Stored::F32 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *o = f32::from_le_bytes(*b);
-            }
-        }
-        Stored::BF16 => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *o = half::bf16::from_le_bytes(*b).to_f32();
-            }
-        }
-        _ => {
-            for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *o = half::f16::from_le_bytes(*b).to_f32();
-            }
-        }
-    });
 }
 
 /// The files of a folder's checkpoint.

@@ -1,5 +1,7 @@
 //! The list of a model's weights, as it is laid out.
 
+use std::ops::Range;
+
 use crate::backend::{Form, TensorSpec, WeightId, WeightRole, WeightSpec};
 
 /// A tensor of a checkpoint.
@@ -24,8 +26,20 @@ impl Weights {
         (rows, cols): (usize, usize),
         role: WeightRole,
     ) -> WeightId {
-        self.0.push(WeightSpec { name: name.to_owned(), parts, rows, cols, role });
+        self.0.push(WeightSpec { name: name.to_owned(), parts, rows, cols, role, cut: None });
         WeightId(self.0.len() - 1)
+    }
+
+    /// Keeps these rows of a weight.
+    pub(super) fn keep_rows(&mut self, id: WeightId, rows: &[Range<usize>]) -> WeightId {
+        self.0[id.0].cut_rows(rows);
+        id
+    }
+
+    /// Keeps these columns of a weight.
+    pub(super) fn keep_cols(&mut self, id: WeightId, cols: &[Range<usize>]) -> WeightId {
+        self.0[id.0].cut_cols(cols);
+        id
     }
 
     /// Tensors of so many rows each, one below the other.

@@ -60,7 +60,8 @@ impl Plan {
 
     /// The same where the experts did this.
     pub fn costs_of(&self, backend: &Backend, reached: &Reached) -> Vec<OpCost> {
-        cost::costs(&self.model.config, &self.case.requests, backend.element(), reached)
+        let Model { config, shard, .. } = &self.model;
+        cost::costs(config, shard, &self.case.requests, backend.element(), reached)
     }
 }
 

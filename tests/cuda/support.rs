@@ -59,7 +59,7 @@ impl WeightSource for Random {
 }
 
 pub fn weight(name: &str, rows: usize, cols: usize, role: WeightRole) -> WeightSpec {
-    WeightSpec { name: name.to_owned(), parts: Vec::new(), rows, cols, role }
+    WeightSpec { name: name.to_owned(), parts: Vec::new(), rows, cols, role, cut: None }
 }
 
 /// A model of these weights and activations, with one KV layer.
@@ -70,7 +70,7 @@ pub fn spec(weights: Vec<WeightSpec>, acts: &[(Act, usize)], kv: (usize, usize),
         weights,
         acts: acts.to_vec(),
         kv_groups: vec![group],
-        kv_layers: vec![KvLayer { group: 0, kv_heads: kv.0, head_dim }],
+        kv_layers: vec![KvLayer::whole(0, kv.0, head_dim)],
         ropes: vec![Rope {
             inv_freq: (0..half).map(|i| 1e4_f32.powf(-(i as f32) / half as f32)).collect(),
             factor: 1.1,

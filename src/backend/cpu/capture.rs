@@ -33,12 +33,13 @@ impl CpuCapture<'_> {
         let tape = self.tape.as_deref().unwrap_or_default();
         let (step, spec, mut times) = (&mut self.step, self.spec, Vec::with_capacity(tape.len()));
         self.pool.install(|| {
-            for &op in tape {
+            tape.iter().try_for_each(|&op| {
                 let start = now();
-                step.run(op);
+                step.run(op)?;
                 times.push((start, now()));
-            }
-        });
+                Ok(())
+            })
+        })?;
         let phase = phase(self.step.batch);
         let activity = |(op, (start_ns, end_ns)): (&Op, (u64, u64))| Activity {
             name: name(op, spec, phase),
@@ -76,6 +77,7 @@ fn name(op: &Op, spec: &StepSpec, phase: &str) -> String {
         Op::Moe { moe, .. } => {
             format!("moe top {} of {} × [{}, …]", moe.top_k, moe.experts, 2 * moe.inter)
         }
+        Op::AllReduce { group, .. } => format!("all_reduce {group:?}").to_lowercase(),
     }
 }
 
@@ -105,8 +107,7 @@ impl Capture for CpuCapture<'_> {
             then: |op| {
                 pool.install(|| {
                     step.prepare(&op)?;
-                    step.run(op);
-                    Ok(())
+                    step.run(op)
                 })
             },
         };
@@ -137,11 +138,9 @@ impl Capture for CpuCapture<'_> {
         // The clock starts on the pool's thread: handing the step over to it is not part of the forward.
         let time = self.pool.install(|| {
             let start = Instant::now();
-            for &op in tape {
-                step.run(op);
-            }
-            Nanos::from(start.elapsed())
-        });
+            tape.iter().try_for_each(|&op| step.run(op))?;
+            Ok(Nanos::from(start.elapsed()))
+        })?;
         Ok(Replay { time, clock_mhz: None })
     }
 

@@ -14,10 +14,14 @@ fn rows_a_task(width: usize) -> usize {
     (SERIAL / width.max(1)).max(1)
 }
 
-/// `out[t] = table[ids[t]]`; ids are rows of the table.
-pub(super) fn gather(table: &[f32], ids: &[u32], width: usize, out: &mut [f32]) {
+/// `out[t] = table[ids[t] - first]`; zeros for ids whose rows the table does not have.
+pub(super) fn gather(table: &[f32], first: usize, ids: &[u32], width: usize, out: &mut [f32]) {
+    let rows = table.len() / width;
     out.par_chunks_mut(width).with_min_len(rows_a_task(width)).zip(ids).for_each(|(row, &id)| {
-        row.copy_from_slice(&table[id as usize * width..][..width]);
+        match (id as usize).checked_sub(first).filter(|at| *at < rows) {
+            Some(at) => row.copy_from_slice(&table[at * width..][..width]),
+            None => row.fill(0.0),
+        }
     });
 }
 

@@ -18,6 +18,8 @@ pub(super) struct KvPool {
     page: usize,
     /// Tensor and group of each KV layer.
     layers: Vec<(usize, usize)>,
+    /// The same layers as the model has them.
+    specs: Vec<KvLayer>,
     init: KvInit,
     seed: u64,
     rounding: Rounding,
@@ -74,7 +76,8 @@ impl KvPool {
             )));
         }
         let buffer = Buffer::zeroed(tensors * blocks as usize * page, "the KV pool")?;
-        Ok(Self { buffer, blocks, page, layers, init, seed, rounding })
+        let specs = spec.kv_layers.clone();
+        Ok(Self { buffer, blocks, page, layers, specs, init, seed, rounding })
     }
 
     fn range(&self, layer: usize) -> std::ops::Range<usize> {
@@ -104,7 +107,8 @@ impl KvPool {
         let used: Vec<Vec<u32>> =
             batch.groups.iter().map(|tables| distinct(tables.block_tables.iter().copied())).collect();
         for layer in 0..self.layers.len() {
-            let group = self.group(layer);
+            let (group, spec) = (self.group(layer), self.specs[layer]);
+            let row = spec.kv_heads * spec.head_dim;
             let tensor = Shared::new(self.layer_mut(layer));
             used[group].par_iter().for_each(|&block| {
                 // SAFETY: the blocks of the list are all different.
@@ -113,8 +117,11 @@ impl KvPool {
                 match init {
                     KvInit::Zeros => values.fill(0.0),
                     KvInit::Random => {
-                        for (i, value) in values.iter_mut().enumerate() {
-                            *value = rounding.round(dummy::uniform(stream, i as u64));
+                        for (i, values) in values.chunks_exact_mut(row).enumerate() {
+                            let first = (i * spec.all_heads + spec.first_head) * spec.head_dim;
+                            for (i, value) in values.iter_mut().enumerate() {
+                                *value = rounding.round(dummy::uniform(stream, (first + i) as u64));
+                            }
                         }
                     }
                 }

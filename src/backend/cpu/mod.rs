@@ -6,6 +6,7 @@
 
 mod attention;
 mod capture;
+mod choice;
 mod dots;
 mod elementwise;
 mod isa;
@@ -18,6 +19,9 @@ mod round;
 mod shared;
 mod step;
 mod tile;
+mod travel;
+
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -29,8 +33,8 @@ use self::memory::Buffer;
 use self::round::Rounding;
 use self::step::{Held, Step};
 use super::{
-    BackendError, Capture, Device, DeviceInfo, Dtype, Forward, KvInit, Routing, StepSpec, WeightSpec,
-    Weights, check, dummy, fit,
+    BackendError, Capture, Communicator, Device, DeviceInfo, Dtype, Forward, KvInit, Routing, StepSpec,
+    WeightSpec, Weights, check, dummy, fit,
 };
 use crate::batch::Batch;
 use crate::units::Bytes;
@@ -59,6 +63,7 @@ pub struct CpuDevice {
     isa: Isa,
     rounding: Rounding,
     routing: Option<Routing>,
+    communicator: Option<Arc<dyn Communicator>>,
     info: DeviceInfo,
 }
 
@@ -80,7 +85,8 @@ impl CpuDevice {
             spec.weights.par_iter().enumerate().map(load).collect::<Result<Vec<_>, _>>()
         })?;
         let info = DeviceInfo { units: pool.current_num_threads(), ..info() };
-        Ok(Self { spec: spec.clone(), weights, kv, pool, isa: Isa::detect(), rounding, routing: None, info })
+        let (spec, isa, routing, communicator) = (spec.clone(), Isa::detect(), None, None);
+        Ok(Self { spec, weights, kv, pool, isa, rounding, routing, communicator, info })
     }
 }
 
@@ -95,10 +101,9 @@ fn load(
     match weights {
         Weights::Dummy { seed } => {
             let stream = dummy::stream(*seed, id as u64);
-            let role = spec.role;
-            buffer.par_chunks_mut(1 << 16).enumerate().for_each(|(chunk, values)| {
+            spec.pieces(&mut buffer).into_par_iter().for_each(|(first, values)| {
                 for (i, value) in values.iter_mut().enumerate() {
-                    *value = dummy::weight(role, stream, ((chunk << 16) + i) as u64);
+                    *value = dummy::weight(spec.role, stream, (first + i) as u64);
                 }
             });
         }
@@ -149,16 +154,28 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn set_communicator(&mut self, communicator: Arc<dyn Communicator>) -> Result<(), BackendError> {
+        self.communicator = Some(communicator);
+        Ok(())
+    }
+
     fn capture<'a>(
         &'a mut self,
         batch: &'a Batch,
         forward: Forward<'a>,
     ) -> Result<Box<dyn Capture + 'a>, BackendError> {
         check::batch(batch, &self.spec, self.kv.blocks)?;
-        let Self { spec, weights, kv, pool, isa, rounding, routing, info } = self;
-        let held =
-            Held { isa: *isa, threads: info.units, weights, rounding: *rounding, routing: routing.as_ref() };
-        let step = pool.install(|| Step::new(spec, held, kv, batch))?;
+        let Self { spec, weights, kv, pool, isa, rounding, routing, communicator, info } = self;
+        let held = Held {
+            spec,
+            isa: *isa,
+            threads: info.units,
+            weights,
+            rounding: *rounding,
+            routing: routing.as_ref(),
+            communicator: communicator.as_deref(),
+        };
+        let step = pool.install(|| Step::new(held, kv, batch))?;
         Ok(Box::new(CpuCapture { spec, pool, step, forward, tape: None, saved: None }))
     }
 }

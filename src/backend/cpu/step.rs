@@ -9,7 +9,7 @@ use super::memory::{self, Buffer};
 use super::moe;
 use super::round::Rounding;
 use crate::backend::tape::Op;
-use crate::backend::{Act, Attention, BackendError, Moe, Routing, StepSpec, WeightId};
+use crate::backend::{Act, Attention, BackendError, Communicator, Moe, Routing, StepSpec, WeightId, alone};
 use crate::batch::Batch;
 use crate::units::Bytes;
 
@@ -19,11 +19,13 @@ const ACTS: usize = Act::Gated as usize + 1;
 /// What a device holds for all its steps.
 #[derive(Clone, Copy)]
 pub(super) struct Held<'a> {
+    pub spec: &'a StepSpec,
     pub isa: Isa,
     pub threads: usize,
     pub weights: &'a [Buffer],
     pub rounding: Rounding,
     pub routing: Option<&'a Routing>,
+    pub communicator: Option<&'a dyn Communicator>,
 }
 
 /// All that an operation may touch.
@@ -39,13 +41,8 @@ pub(super) struct Step<'a> {
 
 impl<'a> Step<'a> {
     /// Buffers for the batch. `batch` has passed the device's checks.
-    pub(super) fn new(
-        spec: &StepSpec,
-        held: Held<'a>,
-        kv: &'a mut KvPool,
-        batch: &'a Batch,
-    ) -> Result<Self, BackendError> {
-        let tokens = batch.num_tokens();
+    pub(super) fn new(held: Held<'a>, kv: &'a mut KvPool, batch: &'a Batch) -> Result<Self, BackendError> {
+        let (spec, tokens) = (held.spec, batch.num_tokens());
         let angles = spec.ropes.iter().map(|rope| 2 * rope.inv_freq.len());
         let width: usize = spec.acts.iter().map(|(_, width)| *width).chain(angles).sum();
         let advice = |_| "lower the case's query lengths or --max-num-batched-tokens".to_owned();
@@ -97,6 +94,7 @@ impl<'a> Step<'a> {
                 let hidden = self.act(*x).len() / tokens;
                 self.experts.reserve(tokens, hidden, moe)
             }
+            Op::AllReduce { .. } if self.held.communicator.is_none() => Err(alone("a sum over ranks")),
             _ => Ok(()),
         }
     }
@@ -111,12 +109,14 @@ impl<'a> Step<'a> {
         self.plans.len() - 1
     }
 
-    /// Runs one operation, which has been checked against the model. Call it on a thread of the device's pool.
-    pub(super) fn run(&mut self, op: Op) {
+    /// Runs one operation, which has been checked against the model. Call it on a thread of the device's pool. Fails if other ranks
+    /// take part in it and one is lost.
+    pub(super) fn run(&mut self, op: Op) -> Result<(), BackendError> {
         match op {
             Op::EmbedGather { table, out } => self.with(out, |step, out| {
                 let width = out.len() / step.batch.num_tokens();
-                elementwise::gather(step.weight(table), &step.batch.token_ids, width, out);
+                let first = step.held.spec.weights[table.0].first_row();
+                elementwise::gather(step.weight(table), first, &step.batch.token_ids, width, out);
             }),
             Op::AddRmsnorm { delta, residual, weight, eps, out } => self.with(residual, |step, residual| {
                 step.with(out, |step, out| {
@@ -145,11 +145,16 @@ impl<'a> Step<'a> {
                 let width = out.len() / step.batch.num_tokens();
                 elementwise::silu_mul(step.held.isa, step.act(gate_up), width, out);
             }),
-            Op::Moe { x, moe, out } => self.with(out, |step, out| step.moe(x, &moe, out)),
+            Op::Moe { x, moe, out } => return self.with(out, |step, out| step.moe(x, &moe, out)),
+            Op::AllReduce { act, group } => {
+                let communicator = self.held.communicator.ok_or_else(|| alone("a sum over ranks"))?;
+                return self.with(act, |_, act| communicator.all_reduce(group, act));
+            }
         }
+        Ok(())
     }
 
-    fn moe(&mut self, x: Act, moe: &Moe, out: &mut [f32]) {
+    fn moe(&mut self, x: Act, moe: &Moe, out: &mut [f32]) -> Result<(), BackendError> {
         let held = self.held;
         let weight = |id: WeightId| -> &[f32] { &held.weights[id.0] };
         let weights = moe::Weights {
@@ -161,7 +166,9 @@ impl<'a> Step<'a> {
             w2_bias: moe.w2_bias.map(weight),
         };
         let replaced = held.routing.map(|routing| routing.logits[moe.index].as_slice());
-        self.experts.run(held.isa, moe, &weights, replaced, &self.acts[x as usize], out);
+        let Held { isa, communicator, .. } = held;
+        let block = moe::Block { isa, moe, weights: &weights, replaced, communicator };
+        self.experts.run(block, &self.acts[x as usize], out)
     }
 
     fn rotate(&mut self, attention: &Attention, qkv: &mut [f32]) {
@@ -182,9 +189,10 @@ impl<'a> Step<'a> {
     }
 
     /// Lends out a buffer while the rest of the step stays usable.
-    fn with(&mut self, act: Act, run: impl FnOnce(&mut Self, &mut [f32])) {
+    fn with<T>(&mut self, act: Act, run: impl FnOnce(&mut Self, &mut [f32]) -> T) -> T {
         let mut buffer = std::mem::take(&mut self.acts[act as usize]);
-        run(self, &mut buffer);
+        let result = run(self, &mut buffer);
         self.acts[act as usize] = buffer;
+        result
     }
 }

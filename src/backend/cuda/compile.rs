@@ -47,6 +47,7 @@ files! {
     MoeGemm = "moe_gemm", "Products of experts.";
     MoeGemmHopper = "moe_gemm_hopper", "The same on Hopper, for many rows.";
     MoeRoute = "moe_route", "The choice of experts, and their sum.";
+    MoeTravel = "moe_travel", "Tokens on their way to experts.";
     Norm = "norm", "RMS norm.";
     Prefill = "prefill", "Attention of many queries.";
     PrefillHopper = "prefill_hopper", "The same on Hopper.";

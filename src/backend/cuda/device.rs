@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use rayon::prelude::*;
 
+use super::collectives::Collectives;
 use super::gemm::Gemm;
 use super::kernels::Kernels;
 use super::memory::Buffer;
@@ -21,6 +22,8 @@ pub(super) struct Parts {
     pub ropes: Ropes,
     /// Query tokens that the activations have room for.
     pub max_tokens: usize,
+    /// The way to other ranks.
+    pub collectives: Option<Rc<dyn Collectives>>,
     // Dropped last: all of the above use it.
     pub kernels: Rc<Kernels>,
 }

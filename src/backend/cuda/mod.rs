@@ -11,6 +11,7 @@
 //! | `weights`, `pool`, `device` | what a model on a GPU is made of |
 //! | `descriptor`, `gemm`, `tune` | dense products, and which algorithm computes them |
 //! | `experts` | blocks of experts as launches |
+//! | `collectives` | what ranks tell each other within a step |
 //! | `plan`, `attention`, `step` | work lists, and operations as launches |
 //! | `graph`, `timed`, `capture` | graphs, the timed one, and a step's |
 //! | `ceilings`, `telemetry` | what the GPU can do at most; power, heat and neighbours |
@@ -21,6 +22,7 @@ mod attention;
 mod cache;
 mod capture;
 mod ceilings;
+mod collectives;
 pub mod compile;
 pub mod custom;
 mod descriptor;
@@ -48,6 +50,7 @@ mod weights;
 use std::rc::Rc;
 
 pub use attention::{decode_shared, prefill_hopper_shared, prefill_shared};
+pub use collectives::{Collectives, Span};
 pub use experts::Variant;
 pub use gemm::{Products, gemv_defines};
 pub use gpu::Gpu;
@@ -136,7 +139,8 @@ impl CudaDevice {
         let tuner = Tuner::new(&gemm, options.retune);
         let ropes = Ropes::new(&spec.ropes);
         let (spec, max_tokens) = (spec.clone(), options.max_tokens);
-        let parts = Parts { spec, gemm, kv, weights, acts, ropes, max_tokens, kernels };
+        let collectives = None;
+        let parts = Parts { spec, gemm, kv, weights, acts, ropes, max_tokens, collectives, kernels };
         let (l2, kernels_hash) = (options.l2, compile::kernels_hash());
         Ok(Self { parts, tuner, l2, info, kernels_hash, routing: None })
     }
@@ -145,6 +149,11 @@ impl CudaDevice {
     #[must_use]
     pub fn gpu(&self) -> &std::sync::Arc<Gpu> {
         &self.parts.kernels.gpu
+    }
+
+    /// Lets the steps of later captures communicate with other ranks'.
+    pub fn set_collectives(&mut self, collectives: Rc<dyn Collectives>) {
+        self.parts.collectives = Some(collectives);
     }
 
     /// A weight as it is stored, for tests: `[rows, cols]` row-major.

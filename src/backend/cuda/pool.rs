@@ -5,7 +5,7 @@
 use super::compile::File;
 use super::kernels::{Arg, Grid, Kernels};
 use super::memory::Buffer;
-use crate::backend::{BackendError, KvInit, StepSpec, dummy};
+use crate::backend::{BackendError, KvInit, KvLayer, StepSpec, dummy};
 use crate::batch::Batch;
 use crate::units::Bytes;
 
@@ -18,6 +18,8 @@ pub(super) struct KvPool {
     pub page: usize,
     /// Tensor and group of each layer.
     layers: Vec<(usize, usize)>,
+    /// Heads that are here of each layer's: elements of a token's row, of the whole row, and the first.
+    rows: Vec<[usize; 3]>,
     zeros: Buffer,
     init: KvInit,
     seed: u64,
@@ -72,7 +74,11 @@ impl KvPool {
         let buffer = Buffer::new(&kernels.gpu, tensors * blocks * page, "the KV pool")?;
         let zeros = Buffer::new(&kernels.gpu, page, "an empty KV block")?;
         zeros.fill(0)?;
-        Ok(Self { buffer, blocks: blocks as u32, page, layers, zeros, init, seed })
+        let row = |layer: &KvLayer| {
+            [layer.kv_heads, layer.all_heads, layer.first_head].map(|heads| heads * layer.head_dim)
+        };
+        let rows = spec.kv_layers.iter().map(row).collect();
+        Ok(Self { buffer, blocks: blocks as u32, page, layers, rows, zeros, init, seed })
     }
 
     /// The group of a layer.
@@ -130,17 +136,24 @@ impl KvPool {
         let upload = |what| (Buffer::of(&kernels.gpu, &bases, what), Buffer::of(&kernels.gpu, &ids, what));
         let ((bases, ids), list) = (upload("KV layers"), Buffer::of(&kernels.gpu, blocks, "KV blocks")?);
         let (bases, ids) = (bases?, ids?);
-        let function = kernels.get(File::Fill, &[], "fill_kv")?;
-        let args = [
+        // Layers of a group have equal heads, as the pool's one page size asks.
+        let row = self.rows[of_group[0]];
+        let is_part = row[0] != row[1];
+        let name = if is_part { "fill_kv_part" } else { "fill_kv" };
+        let function = kernels.get(File::Fill, &[], name)?;
+        let mut args = vec![
             Arg::Address(bases.address()),
             Arg::Address(ids.address()),
             Arg::Address(list.address()),
             Arg::U32((self.page / 2) as u32),
             Arg::U64(self.seed),
         ];
+        if is_part {
+            args.extend(row.map(|n| Arg::U32(n as u32)));
+        }
         kernels.no_overlap();
-        // SAFETY: (layer_bases, layer_ids, blocks, block_elems, seed) as in fill.cu; every block is within the pool, as the
-        // batch was checked.
+        // SAFETY: (layer_bases, layer_ids, blocks, block_elems, seed, and of a part its row, the whole row and the first element) as in
+        // fill.cu; every block is within the pool, as the batch was checked.
         unsafe { kernels.launch(function, Grid::wide((blocks.len(), of_group.len()), 256), &args) }?;
         kernels.gpu.synchronize() // before the lists are freed
     }

@@ -4,15 +4,17 @@
 use std::collections::HashMap;
 
 use super::attention::{AttentionKey, AttentionPlan};
+use super::collectives::Span;
 use super::compile::File;
-use super::device::Parts;
+use super::device::{Parts, View};
 use super::experts::Experts;
 use super::gemm::{Operands, Shape};
 use super::kernels::{Arg, Function, Grid};
 use super::memory::Buffer;
 use super::tune::{Job, Tuner};
-use crate::backend::{Act, Attention, BackendError, Moe, Ops, Routing, WeightId};
+use crate::backend::{Act, Attention, BackendError, Moe, Ops, Routing, WeightId, alone};
 use crate::batch::Batch;
+use crate::layout::Group;
 
 /// The metadata of a batch on the GPU, and what the first pass made.
 pub(super) struct Step {
@@ -90,8 +92,8 @@ pub(super) struct Prepare<'a> {
 }
 
 impl Ops for Prepare<'_> {
-    fn embed_gather(&mut self, _table: WeightId, _out: Act) -> Result<(), BackendError> {
-        self.parts.kernels.get(File::Embed, &[], "embed_gather").map(drop)
+    fn embed_gather(&mut self, table: WeightId, _out: Act) -> Result<(), BackendError> {
+        embed_kernel(self.parts, table).map(drop)
     }
 
     fn add_rmsnorm(
@@ -141,6 +143,21 @@ impl Ops for Prepare<'_> {
         let tokens = self.step.tokens;
         self.step.experts.prepare((self.parts, self.tuner), tokens, (x, moe), self.routing)
     }
+
+    fn all_reduce(&mut self, act: Act, _group: Group) -> Result<(), BackendError> {
+        self.parts.act(act)?;
+        if self.parts.collectives.is_some() { Ok(()) } else { Err(alone("a sum over ranks")) }
+    }
+}
+
+/// The embedding's kernel for a table, and what it needs beside the usual arguments if that is a part of the vocabulary's rows.
+fn embed_kernel(parts: &Parts, table: WeightId) -> Result<(Function, Vec<Arg>), BackendError> {
+    let spec = parts.weight_spec(table)?;
+    if spec.cut.is_none() {
+        return Ok((parts.kernels.get(File::Embed, &[], "embed_gather")?, Vec::new()));
+    }
+    let rows = [spec.first_row(), spec.rows].map(|n| Arg::I32(n as i32));
+    Ok((parts.kernels.get(File::Embed, &[("SHARD", 1)], "embed_gather")?, rows.to_vec()))
 }
 
 /// Threads of `add_rmsnorm`: few tokens want the least latency, many want reads in flight.
@@ -177,15 +194,17 @@ impl Ops for Launch<'_> {
     fn embed_gather(&mut self, table: WeightId, out: Act) -> Result<(), BackendError> {
         let (parts, tokens) = (self.parts, self.step.tokens);
         let out = parts.act(out)?;
-        let function = parts.kernels.get(File::Embed, &[], "embed_gather")?;
+        let (function, part) = embed_kernel(parts, table)?;
         let table = parts.matrix(table, out.width)?;
-        let args = [
+        let mut args = vec![
             Arg::Address(table),
             Arg::Address(self.step.token_ids.address()),
             Arg::Address(out.address),
             Arg::I32(out.width as i32),
         ];
-        // SAFETY: (table, token_ids, out, hidden) as in embed.cu; ids are within the vocabulary, as the batch was checked.
+        args.extend(part);
+        // SAFETY: (table, token_ids, out, hidden, and of a part its first row and their number) as in embed.cu; ids are within the
+        // vocabulary, as the batch was checked.
         unsafe { parts.kernels.launch(function, Grid::new(tokens, 128), &args) }
     }
 
@@ -275,5 +294,11 @@ impl Ops for Launch<'_> {
 
     fn moe(&mut self, x: Act, moe: &Moe, out: Act) -> Result<(), BackendError> {
         self.step.experts.launch(self.parts, self.step.tokens, (x, moe, out))
+    }
+
+    fn all_reduce(&mut self, act: Act, group: Group) -> Result<(), BackendError> {
+        let (parts, View { address, width }) = (self.parts, self.parts.act(act)?);
+        let data = Span { address, count: self.step.tokens * width, dtype: parts.gemm.dtype };
+        parts.communicate("a sum over ranks", |collectives, gpu| collectives.all_reduce(gpu, group, data))
     }
 }

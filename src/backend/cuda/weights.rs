@@ -8,7 +8,7 @@ use super::kernels::{Arg, Grid, Kernels};
 use super::memory::Buffer;
 use super::pool::weight_stream;
 use crate::backend::{
-    BackendError, Dtype, StepSpec, WeightRole, WeightSource, WeightSpec, Weights, dummy, fit,
+    BackendError, Block, Dtype, StepSpec, WeightRole, WeightSource, WeightSpec, Weights, dummy, fit,
 };
 use crate::units::Bytes;
 
@@ -67,7 +67,34 @@ pub(super) fn bytes(spec: &StepSpec) -> u128 {
 /// The values of [`dummy`], made on the GPU.
 fn fill(kernels: &Kernels, weight: &WeightSpec, buffer: &Buffer, stream: u64) -> Result<(), BackendError> {
     let offset = if weight.role == WeightRole::Norm { 1.0 } else { 0.0 };
+    if let Some(cut) = &weight.cut {
+        let row = (weight.cols, cut.full.1);
+        return cut.blocks().try_for_each(|block| {
+            fill_block(kernels, buffer.address(), block, row, stream, (dummy::DUMMY_SPREAD, offset))
+        });
+    }
     uniform(kernels, buffer.address(), buffer.bytes() / 2, stream, (dummy::DUMMY_SPREAD, offset))
+}
+
+/// Fills a rectangle of a weight whose rows, and those of the whole of which it is a part, have so many elements.
+fn fill_block(
+    kernels: &Kernels,
+    address: u64,
+    block: Block,
+    (width, full_width): (usize, usize),
+    stream: u64,
+    (spread, offset): (f32, f32),
+) -> Result<(), BackendError> {
+    let function = kernels.get(File::Fill, &[], "fill_part")?;
+    let ((rows, cols), (row, col), (full_row, full_col)) = (block.size, block.part, block.full);
+    let sizes = [rows, cols, width, full_width].map(|n| Arg::U32(n as u32));
+    let first = (full_row * full_width + full_col) as u64;
+    let mut args = vec![Arg::Address(address + ((row * width + col) * 2) as u64), Arg::U64(first)];
+    args.extend(sizes);
+    args.extend([Arg::U64(stream), Arg::F32(spread), Arg::F32(offset)]);
+    let grid = Grid::wide((cols.div_ceil(256).min(65_535), rows.min(65_535)), 256);
+    // SAFETY: (out, first, rows, cols, width, full_width, stream, spread, offset) as in fill.cu; the block lies in the weight.
+    unsafe { kernels.launch(function, grid, &args) }
 }
 
 /// Fills `count` elements, a multiple of 8, with `offset + uniform * spread`.

@@ -5,6 +5,7 @@
 //! data-parallel ranks, and what a token draws depends on its number alone, so that each rank takes its slice of one stream.
 
 mod balanced;
+mod rank;
 mod zipf;
 
 use std::fmt;
@@ -12,8 +13,10 @@ use std::str::FromStr;
 
 use super::config::ModelConfig;
 use crate::backend::Routing;
+use crate::layout;
 
 pub use balanced::Groups;
+pub use rank::RankRouting;
 
 /// What `--routing` asks for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -82,19 +85,20 @@ pub struct Layout {
     pub experts: usize,
     /// Experts that a token uses.
     pub top_k: usize,
-    /// Expert-parallel ranks; each has the same number of experts, one after the other.
+    /// Ranks over which whole experts are spread; each has the same number of experts, one after the other.
     pub ranks: usize,
     /// Groups that the choice is limited to.
     pub groups: Option<Groups>,
 }
 
 impl Layout {
-    /// A model's on one rank; none if it has no experts.
+    /// A model's on the ranks of a layout; none if it has no experts.
     #[must_use]
-    pub fn of(config: &ModelConfig) -> Option<Self> {
+    pub fn of(config: &ModelConfig, ranks: layout::Layout) -> Option<Self> {
         let experts = config.experts.as_ref()?;
         let (layers, count) = (experts.num_layers(), experts.count);
-        Some(Self { layers, experts: count, top_k: experts.top_k, ranks: 1, groups: None })
+        let ranks = if ranks.expert_parallel { ranks.data * ranks.tensor } else { 1 };
+        Some(Self { layers, experts: count, top_k: experts.top_k, ranks, groups: None })
     }
 }
 
