@@ -20,12 +20,6 @@ pub struct ExpertLoads {
 }
 
 impl ExpertLoads {
-    /// How many experts computed any row.
-    #[must_use]
-    pub fn reached(&self) -> usize {
-        self.counts.iter().filter(|count| **count > 0).count()
-    }
-
     fn of(counts: Vec<u32>) -> Self {
         let min = counts.iter().min().copied().unwrap_or(0);
         let max = counts.iter().max().copied().unwrap_or(0);

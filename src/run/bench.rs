@@ -212,10 +212,9 @@ impl Bench<'_> {
         self.kernels = measured.around.kernels.clone();
         measured.choices = loaded.device().choices(batch.num_tokens());
         // Which experts the gates chose is known only now.
-        let reached = measured
-            .expert_loads
-            .as_ref()
-            .map(|layers| Reached::Exactly(layers.iter().map(ExpertLoads::reached).collect()));
+        let counts =
+            |layers: &Vec<ExpertLoads>| layers.iter().map(|layer| layer.counts.clone()).collect::<Vec<_>>();
+        let reached = measured.expert_loads.as_ref().map(|layers| Reached::of(&counts(layers)));
         let costs = match reached {
             Some(reached) => plan.costs_of(backend::of(self.cli)?, &reached),
             None => costs,

@@ -25,23 +25,18 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// For so many slots over so many experts, and products of so many columns.
+    /// For so many slots over so many experts: the smallest tile that takes an expert's rows where loads are even, as
+    /// `tests/gpu/check_moe.py` timed them on an H200.
     #[must_use]
-    pub fn of(slots: usize, experts: usize, columns: [usize; 2], is_hopper: bool) -> Self {
+    pub fn of(slots: usize, experts: usize, is_hopper: bool) -> Self {
         let rows = slots.div_ceil(experts.min(slots).max(1));
         let tile_rows = match rows {
-            0..=10 => 16,
-            11..=24 => 32,
-            25..=64 => 64,
+            0..=16 => 16,
+            17..=32 => 32,
+            33..=64 => 64,
             _ => 128,
         };
-        // The first product's columns are gate and up together; blocks of 192 leave fewer of them idle at 2880.
-        let idle = |width: usize| -> usize {
-            let [inter, hidden] = columns;
-            (2 * inter).next_multiple_of(width) - 2 * inter + hidden.next_multiple_of(width) - hidden
-        };
-        let width = if idle(192) < idle(256) { 192 } else { 256 };
-        Self { tile_rows, hopper: (is_hopper && tile_rows == 128).then_some(width) }
+        Self { tile_rows, hopper: (is_hopper && tile_rows == 128).then_some(256) }
     }
 
     /// Dynamic shared memory, as moe_gemm.cu and moe_gemm_hopper.cu say.
@@ -106,7 +101,7 @@ impl Products {
         }
         let (kernels, slots) = (&parts.kernels, key.slots(tokens));
         let hopper = kernels.gpu.capability == (9, 0);
-        let variant = Variant::of(slots, key.experts, [key.inter, key.hidden], hopper);
+        let variant = Variant::of(slots, key.experts, hopper);
         // The worst load: all slots that can be are of this rank's experts.
         let most = key.most_slots(tokens);
         let used = key.local.min(most);
@@ -180,12 +175,11 @@ mod tests {
 
     #[test]
     fn more_rows_an_expert_take_larger_tiles() {
-        let of = |slots, hopper| Variant::of(slots, 128, [768, 2048], hopper);
+        let of = |slots, hopper| Variant::of(slots, 128, hopper);
         assert_eq!(of(8, true), Variant { tile_rows: 16, hopper: None });
-        assert_eq!(of(512 * 8, true).tile_rows, 32 + 32); // 32 rows an expert
+        assert_eq!([256, 257, 512, 1024].map(|t| of(t * 8, true).tile_rows), [16, 32, 32, 64]);
         assert_eq!(of(8192 * 8, true), Variant { tile_rows: 128, hopper: Some(256) });
         assert_eq!(of(8192 * 8, false), Variant { tile_rows: 128, hopper: None });
-        assert_eq!(Variant::of(65_536, 32, [2880, 2880], true).hopper, Some(192));
     }
 
     #[test]
