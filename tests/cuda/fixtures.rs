@@ -58,7 +58,7 @@ fn agrees(name: &str) {
             let config = ModelConfig::from_dir(&folder, None).unwrap();
             let slice = Slice { first: 0, tokens: expected.input_ids.len() };
             let zipf = |layout| Choices::of(Rule::Zipf(1.0), layout, slice, 5).unwrap().unwrap().routing();
-            let made = Layout::of(&config).map(zipf);
+            let made = Layout::of(&config, forward_bench::layout::Layout::ONE).map(zipf);
             let model = Model::new(config, block_size, 256).unwrap();
             let checkpoint = Checkpoint::open(&folder, &model.spec).unwrap();
             let mut cuda =
@@ -135,7 +135,7 @@ fn full_size_layers_of_experts() {
     for preset in ["qwen3-30b-a3b", "gpt-oss-20b", "mixtral-8x7b"] {
         let overrides = r#"{"num_hidden_layers": 1, "vocab_size": 997}"#;
         let config = ModelConfig::resolve(preset, Some(overrides)).unwrap();
-        let layout = Layout::of(&config).unwrap();
+        let layout = Layout::of(&config, forward_bench::layout::Layout::ONE).unwrap();
         let model = Model::new(config, 16, 32_768).unwrap();
         let forward = |ops: &mut dyn Ops| model.forward(ops);
         let dummy = Weights::Dummy { seed: 3 };
