@@ -22,10 +22,10 @@
 //! | [`model`] | configuration to layers and weights, and the forward over `Ops` | backend, batch, case, layout, units |
 //! | [`measure`] | the timing protocol | backend, layout, rank, stats, units |
 //! | [`measure::criterion`] | the only place that names criterion | backend, measure, units |
-//! | [`profile`] | kernels of traced replays | backend, units |
+//! | [`profile`] | kernels of traced replays | backend, stats, units |
 //! | [`baseline`] | saved baselines, their sidecars, their safety | backend, measure, profile, stats |
-//! | [`report`] | the plan, the results file, the pages | baseline, batch, case, measure, profile, stats, units |
-//! | [`cli`] | the command line | backend |
+//! | [`report`] | the plan, the results file, the pages | baseline, batch, case, measure, model, profile, stats, units |
+//! | [`cli`] | the command line | backend, layout |
 //! | [`run`] | from the command line to the exit status | everything above |
 //!
 //! A new backend implements the traits of [`backend`] beside [`backend::cpu`]; nothing else moves.

@@ -36,7 +36,8 @@ pub enum Activation {
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, Default, clap::ValueEnum, serde::Serialize, serde::Deserialize,
 )]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub enum All2All {
     /// Every rank gets the tokens of all, and its tokens' parts of all results are summed back to it.
     #[default]

@@ -22,6 +22,7 @@ pub use experts::{Activation, All2All, Moe, Routing, Scoring};
 pub use traced::{Activity, Part, Traced, Tracing};
 pub use weight::{Form, TensorSpec, WeightRole, WeightSource, WeightSpec, Weights};
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::batch::{Batch, KvGroup};
@@ -283,8 +284,8 @@ pub trait Device {
     }
 
     /// Its choices among ways to compute the same that steps of so many tokens use, by what they compute.
-    fn choices(&self, _tokens: usize) -> std::collections::BTreeMap<String, String> {
-        std::collections::BTreeMap::new()
+    fn choices(&self, _tokens: usize) -> BTreeMap<String, String> {
+        BTreeMap::new()
     }
 
     /// Reads its sensors, where it has any; not to be called while something is timed.
@@ -349,6 +350,18 @@ pub trait Capture {
 
     /// Restores the state, runs the recorded forward, and times the forward alone.
     fn replay(&mut self) -> Result<Replay, BackendError>;
+
+    /// Replays `n` times, live.
+    fn replays(&mut self, n: u64) -> Result<Vec<Replay>, BackendError> {
+        (0..n).map(|_| self.replay()).collect()
+    }
+
+    /// Makes ready what the first eager run would: compiles, and chooses among ways to compute the same, but for those that were `agreed`
+    /// upon. Returns the choices, by what they compute. Nothing of the step runs, so that ranks may do this one after the other.
+    fn tune(&mut self, agreed: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, BackendError> {
+        let _ = agreed;
+        Ok(BTreeMap::new())
+    }
 
     /// Replays the recorded step `replays` times under the device's tracer, never while anything is timed, and leaves it ready
     /// for [`Capture::replay`]. `name` is what a profiler from outside sees these replays as.

@@ -1,7 +1,9 @@
 //! What a traced replay is made of: a device's kernels, or the processor's operations, with their times.
 
+use serde::{Deserialize, Serialize};
+
 /// On which side of the timed interval's start an activity lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Part {
     /// Restore, cache flush, clock probe, rendezvous: what comes before the forward and is not timed.
     Before,
@@ -10,7 +12,7 @@ pub enum Part {
 }
 
 /// One kernel or operation that ran.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activity {
     /// Its full name; C++ names may be mangled.
     pub name: String,
@@ -23,7 +25,7 @@ pub struct Activity {
 }
 
 /// All activities of one replay on one rank, by their starts.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traced {
     /// They may overlap.
     pub activities: Vec<Activity>,
@@ -37,7 +39,7 @@ impl Traced {
 }
 
 /// What came of asking a device for traced replays.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tracing {
     /// One entry a replay.
     Traced(Vec<Traced>),

@@ -2,6 +2,7 @@
 
 mod comparison;
 mod passed_on;
+mod ranks;
 
 use std::path::PathBuf;
 
@@ -10,10 +11,12 @@ use serde::{Deserialize, Serialize};
 
 pub use comparison::{ComparisonArgs, Field};
 pub use passed_on::CriterionArgs;
+pub use ranks::RanksArgs;
 
-use crate::backend::{KvInit, L2};
+use crate::backend::{All2All, KvInit, L2};
+use crate::layout::{Layout, Place};
 
-const HEADINGS: [&str; 5] = ["Cases", "Model", "Measurement", "Baselines and verdicts", "Criterion"];
+const HEADINGS: [&str; 6] = ["Cases", "Model", "Measurement", "Baselines and verdicts", "Criterion", "Ranks"];
 
 /// Times the forward pass of a language model on exact batch shapes, and compares the times with saved baselines.
 #[derive(Debug, Clone, Parser, Serialize, Deserialize)]
@@ -106,18 +109,21 @@ pub struct Cli {
     /// Largest relative RMS of a row that --verify accepts
     #[arg(long, value_name = "RMS", default_value_t = 1e-5, help_heading = HEADINGS[1])]
     pub verify_tolerance: f64,
-    /// Number of tensor-parallel ranks; this version runs one (short: -tp)
+    /// Ranks that share heads, the MLP's inner size and the vocabulary (short: -tp)
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = HEADINGS[1])]
     pub tensor_parallel_size: u32,
-    /// Number of data-parallel ranks; this version runs one (short: -dp)
+    /// Ranks that each have the case's requests; of a model with experts they share the experts (short: -dp)
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = HEADINGS[1])]
     pub data_parallel_size: u32,
-    /// Number of pipeline stages; this version runs one (short: -pp)
+    /// Stages of layers; this version has one (short: -pp)
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = HEADINGS[1])]
     pub pipeline_parallel_size: u32,
-    /// Spread experts over the ranks; this version runs one rank (short: -ep)
+    /// Spread whole experts over data × tensor ranks; else each rank has a part of every expert (short: -ep)
     #[arg(long, help_heading = HEADINGS[1])]
     pub enable_expert_parallel: bool,
+    /// How tokens get to experts of other data-parallel ranks and back
+    #[arg(long, value_enum, default_value_t = All2All::AllgatherReducescatter, help_heading = HEADINGS[1])]
+    pub all2all_backend: All2All,
 
     /// Replays in a sample
     #[arg(long, value_name = "N", default_value_t = 20, help_heading = HEADINGS[2])]
@@ -146,6 +152,8 @@ pub struct Cli {
     pub diff: Vec<PathBuf>,
 
     #[command(flatten)]
+    pub ranks: RanksArgs,
+    #[command(flatten)]
     pub comparison: ComparisonArgs,
     #[command(flatten)]
     pub criterion: CriterionArgs,
@@ -165,8 +173,10 @@ Examples:
   cargo bench -- decode --baseline 1a2b3c4d5e6f    compare with another commit's
   cargo bench -- --model qwen3-0.6b --case decode=8*1@512
 
+  cargo bench -- decode -tp 2                      one step of two ranks; a replay takes as long as the slower one
+
 Exit status: 0 fine, 1 a regression that was asked to be fatal, 2 bad usage or a bad file, 3 a case could
-not run or failed a check.";
+not run or failed a check, 4 a rank was lost.";
 
 /// A process's part in a measurement that several share.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -175,6 +185,10 @@ pub struct Part {
     pub gather_into: Option<PathBuf>,
     /// Files of runs that earlier processes gathered.
     pub earlier: Vec<PathBuf>,
+    /// Which rank this process is.
+    pub rank: usize,
+    /// How many ranks share this host's processor; 0 and 1: one.
+    pub host_ranks: usize,
 }
 
 /// How `--plan` prints.
@@ -237,8 +251,9 @@ pub enum Mode {
 
 impl Cli {
     /// Parses a command line after writing `-tp` and its kin as long flags; exits with help or a usage error as clap does.
+    /// A launcher that started this process has not added `--bench`: it is meant.
     #[must_use]
-    pub fn from_command_line(arguments: impl Iterator<Item = String>) -> Self {
+    pub fn from_command_line(arguments: impl Iterator<Item = String>, is_launched: bool) -> Self {
         // `-1` is a value out of range, not an unknown flag: the error should say so.
         let command = Self::command().mut_args(|argument| {
             let takes_value = argument.get_action().takes_values();
@@ -247,10 +262,27 @@ impl Cli {
         let matches = command.get_matches_from(expand(arguments));
         let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         cli.given = given(&matches);
-        if under_a_launcher() && !cli.criterion.test && !cli.criterion.list {
+        if is_launched && !cli.criterion.test && !cli.criterion.list {
             cli.criterion.bench = true;
         }
         cli
+    }
+
+    /// How the step is spread over ranks.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        Layout {
+            data: self.data_parallel_size as usize,
+            pipeline: self.pipeline_parallel_size as usize,
+            tensor: self.tensor_parallel_size as usize,
+            expert_parallel: self.enable_expert_parallel,
+        }
+    }
+
+    /// This process's place in it.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        Place { layout: self.layout(), rank: self.part.rank }
     }
 
     /// What is to be done; the same rules as Criterion's.
@@ -347,13 +379,6 @@ fn expand(arguments: impl Iterator<Item = String>) -> Vec<String> {
         expanded.push(value.map_or_else(|| long.to_owned(), |value| format!("{long}={value}")));
     }
     expanded
-}
-
-/// Whether torchrun, a Slurm step or Open MPI started this process: none of them adds `--bench`.
-fn under_a_launcher() -> bool {
-    ["RANK", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK"]
-        .iter()
-        .any(|variable| std::env::var_os(variable).is_some())
 }
 
 #[cfg(test)]

@@ -100,14 +100,23 @@ pub enum MeasureError {
 /// # Errors
 /// If the device fails or a check does.
 pub fn prepare(capture: &mut dyn Capture, protocol: &Protocol) -> Result<Prepared, MeasureError> {
+    let checks = check(capture, protocol)?;
+    let (wall, steady) = warm_up(capture, protocol)?;
+    Ok(Prepared { checks, wall, steady })
+}
+
+/// Runs the step eagerly, records it, and checks both: steps 1 to 5 of the protocol. Several ranks do this side by side.
+///
+/// # Errors
+/// If the device fails or a check does.
+pub fn check(capture: &mut dyn Capture, protocol: &Protocol) -> Result<Checks, MeasureError> {
     capture.eager()?; // warm-up step: lazy initialisation and autotuning end here
     let state_reset_bytes = u64::try_from(capture.snapshot()?.0).unwrap_or(u64::MAX);
     let (eager, eager_repeat) = repeat_eagerly(capture)?;
     capture.record()?;
     let checks = check_replays(capture, &eager, eager_repeat, state_reset_bytes)?;
     judge(&checks, protocol)?;
-    let (wall, steady) = warm_up(capture, protocol)?;
-    Ok(Prepared { checks, wall, steady })
+    Ok(checks)
 }
 
 /// Runs twice from the same state; returns the first output and how far the second lies from it.
@@ -164,8 +173,12 @@ fn judge(checks: &Checks, protocol: &Protocol) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// Replays until two windows of replays agree, at least and at most as long as the protocol says.
-fn warm_up(capture: &mut dyn Capture, protocol: &Protocol) -> Result<(Duration, bool), MeasureError> {
+/// Replays until two windows of replays agree, at least and at most as long as the protocol says: step 6. Returns the wall time of a
+/// replay, and whether times were steady.
+///
+/// # Errors
+/// If the device fails.
+pub fn warm_up(capture: &mut dyn Capture, protocol: &Protocol) -> Result<(Duration, bool), MeasureError> {
     let window = protocol.min_warm_up / 3;
     let begin = Instant::now();
     let (mut last, mut wall) = window_of_replays(capture, window)?;
@@ -199,7 +212,7 @@ fn window_of_replays(capture: &mut dyn Capture, length: Duration) -> Result<(f64
 /// # Errors
 /// If the device fails.
 pub fn replay(capture: &mut dyn Capture, n: u64) -> Result<Vec<Replay>, MeasureError> {
-    (0..n).map(|_| Ok(capture.replay()?)).collect()
+    Ok(capture.replays(n)?)
 }
 
 /// The largest relative change of the clock over the replays, where the device can read it.

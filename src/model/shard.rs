@@ -98,13 +98,13 @@ impl Divide<'_> {
         }
         let travels = self.config.experts.is_some() && layout.data > 1 && all2all == All2All::AllToAll;
         if travels && !layout.expert_parallel {
-            let supported = "--all2all-backend all-to-all sends tokens to whole experts: add --enable-expert-parallel, \
-                             or choose allgather-reducescatter";
+            let supported = "--all2all-backend all_to_all sends tokens to whole experts: add --enable-expert-parallel, \
+                             or choose allgather_reducescatter";
             return self.refuse("--data-parallel-size", layout.data, supported.to_owned());
         }
         if travels && layout.tensor > 1 {
             let supported = format!(
-                "--all2all-backend all-to-all would send each token {} times: choose allgather-reducescatter, or 1",
+                "--all2all-backend all_to_all would send each token {} times: choose allgather_reducescatter, or 1",
                 layout.tensor
             );
             return self.refuse("--tensor-parallel-size", layout.tensor, supported);

@@ -1,5 +1,6 @@
 //! Which kernels a forward spends its time in, from replays that are traced after all timing is done.
 
+pub mod collectives;
 pub mod diff;
 pub mod explain;
 pub mod file;

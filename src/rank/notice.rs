@@ -67,6 +67,7 @@ pub(super) fn install(watchdog: &Watchdog) {
 ///
 /// A process that is no rank prints `error: ` and the message, and exits with the status.
 pub fn fail(status: u8, message: &str) -> ! {
+    end_if_lost();
     if let Some(watchdog) = WATCHDOG.get() {
         watchdog.fail(status, message);
     }
@@ -76,6 +77,15 @@ pub fn fail(status: u8, message: &str) -> ! {
         print(&notice);
     }
     std::process::exit(i32::from(status))
+}
+
+/// Waits for the end of this process if its run ends already: the first cause is told, and nothing that follows from it.
+pub fn end_if_lost() {
+    if WATCHDOG.get().is_some_and(Watchdog::tripped) {
+        loop {
+            std::thread::park(); // the watchdog's thread ends the process
+        }
+    }
 }
 
 /// Tells the process that started this rank; whether there is one.

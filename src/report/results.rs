@@ -7,6 +7,7 @@ use crate::case::Request;
 use crate::measure::Checks;
 use crate::measure::limits::Surroundings;
 use crate::measure::loads::ExpertLoads;
+use crate::model::cost::Traffic;
 use crate::stats::Latency;
 
 /// One case.
@@ -18,6 +19,12 @@ pub struct CaseResult {
     pub requests: Vec<RequestResult>,
     /// Median of the replays, each the maximum over ranks.
     pub median_us: f64,
+    /// How far ranks lay apart in each replay (max − min), in microseconds; none of one rank.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skew_us: Option<Vec<f64>>,
+    /// What a rank sends and gets in a step; none of one rank.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traffic_bytes: Option<Traffic>,
     /// One entry a rank.
     pub ranks: Vec<RankResult>,
     /// The benchmark's id.

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use super::ranks::Links;
 use super::{Failure, refuse};
 use crate::backend::cpu::{self, CpuDevice, CpuOptions};
 use crate::backend::{BackendError, Device, DeviceInfo, Dtype, Weights};
@@ -111,11 +112,17 @@ impl Backend {
     }
 
     /// Opens the device and gives it a model.
-    pub fn open(&self, cli: &Cli, model_name: &str, model: &Model) -> Result<Box<dyn Device>, BackendError> {
+    pub fn open(
+        &self,
+        cli: &Cli,
+        links: &Links,
+        model_name: &str,
+        model: &Model,
+    ) -> Result<Box<dyn Device>, BackendError> {
         let kv = kv_bytes(cli).map_err(|failure| BackendError::Unsupported(failure.message))?;
         let load = |weights: &Weights<'_>| match self {
-            Self::Cpu => cpu_device(cli, model, weights, self.dtype(cli), kv),
-            Self::Cuda(_) => cuda::device(cli, model, weights, self.dtype(cli), kv),
+            Self::Cpu => cpu_device((cli, links), model, weights, self.dtype(cli), kv),
+            Self::Cuda(_) => cuda::device((cli, links), model, weights, self.dtype(cli), kv),
         };
         match cli.load_format {
             LoadFormat::Dummy => load(&Weights::Dummy { seed: cli.seed }),
@@ -125,6 +132,17 @@ impl Backend {
             }
         }
     }
+}
+
+/// What the GPU of that number is.
+pub fn cuda_info(device: usize) -> Result<DeviceInfo, BackendError> {
+    cuda::info(device)
+}
+
+/// The GPU of a rank that is the so-manyth of its host; where each rank is shown but one GPU, that one.
+pub fn device_of(local_rank: usize) -> usize {
+    let only = cuda::info(0).is_ok() && cuda::info(1).is_err();
+    if only { 0 } else { local_rank }
 }
 
 /// Memory that processes on the device can share, in bytes; none where it is not known.
@@ -149,16 +167,26 @@ pub fn kv_bytes(cli: &Cli) -> Result<Option<Bytes>, Failure> {
     parsed.map(|bytes| bytes.map(|bytes| Bytes(u128::from(bytes)))).map_err(Failure::usage)
 }
 
+/// Ranks of one host share its processor.
+fn threads(cli: &Cli) -> Option<usize> {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    (cli.part.host_ranks > 1).then(|| (all / cli.part.host_ranks).max(1))
+}
+
 fn cpu_device(
-    cli: &Cli,
+    (cli, links): (&Cli, &Links),
     model: &Model,
     weights: &Weights<'_>,
     dtype: Dtype,
     kv: Option<Bytes>,
 ) -> Result<Box<dyn Device>, BackendError> {
     let kv_bytes = kv.unwrap_or(CPU_KV_BYTES);
-    let options = CpuOptions { kv_bytes, dtype, kv_init: cli.kv_init, seed: cli.seed, threads: None };
-    Ok(Box::new(CpuDevice::new(&model.spec, weights, &options)?))
+    let options = CpuOptions { kv_bytes, dtype, kv_init: cli.kv_init, seed: cli.seed, threads: threads(cli) };
+    let mut device = CpuDevice::new(&model.spec, weights, &options)?;
+    if let Some(communicator) = &links.host {
+        device.set_communicator(communicator.clone())?;
+    }
+    Ok(Box::new(device))
 }
 
 #[cfg(feature = "cuda-api")]
@@ -169,6 +197,7 @@ mod cuda {
     use crate::backend::{BackendError, Device, DeviceInfo, Dtype, Weights};
     use crate::cli::Cli;
     use crate::model::{Model, ModelConfig, preset_names};
+    use crate::run::ranks::Links;
     use crate::units::Bytes;
 
     pub(super) fn info(device: usize) -> Result<DeviceInfo, BackendError> {
@@ -201,7 +230,7 @@ mod cuda {
     }
 
     pub(super) fn device(
-        cli: &Cli,
+        (cli, links): (&Cli, &Links),
         model: &Model,
         weights: &Weights<'_>,
         dtype: Dtype,
@@ -219,7 +248,11 @@ mod cuda {
             retune: cli.retune,
             products: cuda::Products::Fastest,
         };
-        Ok(Box::new(CudaDevice::new(&model.spec, weights, &options)?))
+        let mut device = CudaDevice::new(&model.spec, weights, &options)?;
+        if let Some(collectives) = &links.gpu {
+            device.set_collectives(collectives.clone());
+        }
+        Ok(Box::new(device))
     }
 }
 
@@ -230,6 +263,7 @@ mod cuda {
     use crate::backend::{BackendError, Device, DeviceInfo, Dtype, Weights};
     use crate::cli::Cli;
     use crate::model::Model;
+    use crate::run::ranks::Links;
     use crate::units::Bytes;
 
     fn absent() -> BackendError {
@@ -255,7 +289,7 @@ mod cuda {
     }
 
     pub(super) fn device(
-        _cli: &Cli,
+        _with: (&Cli, &Links),
         _model: &Model,
         _weights: &Weights<'_>,
         _dtype: Dtype,

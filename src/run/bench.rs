@@ -9,6 +9,7 @@ use super::measuring::{Measuring, Step, names};
 use super::output;
 use super::pages;
 use super::profiles::Profiles;
+use super::ranks::Crew;
 use super::sidecar::{self, Earlier, Measured, Origin, now};
 use super::suite::Entry;
 use super::surroundings;
@@ -20,17 +21,18 @@ use crate::batch::Batch;
 use crate::case::Case;
 use crate::cli::{Cli, Mode};
 use crate::measure::criterion::{Group, Harness};
-use crate::measure::loads::ExpertLoads;
-use crate::model::cost::Reached;
+use crate::measure::limits::Surroundings;
+use crate::measure::loads;
 use crate::report::results::{CaseResult, RankResult};
 use crate::report::verdicts::Metric;
 use crate::stats::{Latency, median};
+use crate::units::Tokens;
 
 /// Prints the ids.
-pub fn list(selected: &[&Entry]) -> Result<u8, Failure> {
+pub fn list(cli: &Cli, selected: &[&Entry]) -> Result<u8, Failure> {
     let mut harness = Harness::from_process_arguments();
     for_each_group(&mut harness, selected, |group, entry| {
-        group.bench(names(entry), entry.asked.num_tokens(), None, |_| None);
+        group.bench(names(entry), tokens(cli, entry), None, |_| None);
         Ok(())
     })?;
     Ok(0)
@@ -53,7 +55,7 @@ pub fn load(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure
     let mut loaded = loaded.into_iter();
     let old_name = cli.compared_baseline().0;
     for_each_group(&mut harness, selected, |group, entry| {
-        group.bench(names(entry), entry.asked.num_tokens(), None, |_| None);
+        group.bench(names(entry), tokens(cli, entry), None, |_| None);
         if let Some(loaded) = loaded.next().flatten() {
             let old = store.sidecar(&entry.id, old_name)?;
             baselines.tell(entry, old.as_ref(), loaded.median_us);
@@ -96,12 +98,14 @@ pub fn check_baselines<'a>(
 }
 
 /// Measures, tests or profiles the selected cases.
-pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure> {
+pub fn run(cli: &Cli, store: &Store, selected: &[&Entry], crew: Crew) -> Result<u8, Failure> {
     let baselines = check_baselines(cli, store, selected)?;
     let mut bench = Bench {
         cli,
         store,
         baselines,
+        crew,
+        selected,
         loaded: None,
         ceilings: Known::default(),
         origin: Origin::ask(),
@@ -122,6 +126,11 @@ pub fn run(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Failure>
     }
     bench.profile(selected)?;
     bench.finish()
+}
+
+/// Query tokens of a step of all ranks.
+fn tokens(cli: &Cli, entry: &Entry) -> Tokens {
+    Tokens(entry.asked.num_tokens().0 * u64::from(cli.data_parallel_size))
 }
 
 /// Calls `each` for every entry within its Criterion group. Entries of one group follow each other.
@@ -145,6 +154,8 @@ struct Bench<'a> {
     cli: &'a Cli,
     store: &'a Store,
     baselines: Baselines<'a>,
+    crew: Crew,
+    selected: &'a [&'a Entry],
     loaded: Option<Loaded>,
     ceilings: Known,
     origin: Origin,
@@ -178,8 +189,11 @@ impl Bench<'_> {
 
     fn prepare_and_measure(&mut self, group: &mut Group<'_>, entry: &Entry) -> Result<(), Failure> {
         let plan = device::Plan::of(self.cli, entry)?;
-        let mut loaded = Loaded::reuse(self.loaded.take(), self.cli, &entry.model, &plan.model)?;
-        let outcome = self.with_device(group, entry, &plan, &mut loaded);
+        let case = self.selected.iter().position(|selected| selected.id == entry.id).unwrap_or(0);
+        let (links, earlier, cli) = (self.crew.links(), self.loaded.take(), self.cli);
+        let load = || Loaded::reuse(earlier, cli, &links, &entry.model, &plan.model);
+        let mut loaded = self.crew.load(case, load)?;
+        let outcome = self.with_device(group, (entry, case), &plan, &mut loaded);
         self.loaded = Some(loaded);
         outcome
     }
@@ -187,52 +201,80 @@ impl Bench<'_> {
     fn with_device(
         &mut self,
         group: &mut Group<'_>,
-        entry: &Entry,
+        (entry, case): (&Entry, usize),
         plan: &device::Plan,
         loaded: &mut Loaded,
     ) -> Result<(), Failure> {
         let batch = loaded.batch(self.cli, entry, plan)?;
-        let costs = plan.costs(self.cli, backend::of(self.cli)?);
-        let measures = self.cli.mode() == Mode::Measure;
-        let shows_floors = measures && self.cli.part.gather_into.is_none() && self.turns.is_none();
+        let (cli, backend) = (self.cli, backend::of(self.cli)?);
+        let shows_floors =
+            cli.mode() == Mode::Measure && cli.part.gather_into.is_none() && self.turns.is_none();
+        let costs = plan.costs(cli, backend);
         let ceilings = if shows_floors { self.ceilings.before(loaded.device(), &costs)? } else { None };
-        let configuration = device::configuration(self.cli, entry, plan)?;
-        let sensors = loaded.device().sensors();
-        let made = plan.route.map(|route| route.make()).transpose()?;
-        let (logits, wanted) = made.map(|made| (made.logits, made.wanted)).unzip();
-        let (cli, store, baselines) = (self.cli, self.store, &self.baselines);
-        let measuring = Measuring { cli, store, baselines, takes_turns: self.turns.is_some() };
-        let measured = loaded.with_capture(&batch, logits.flatten(), |capture| {
-            let step = Step { entry, batch: &batch, configuration: &configuration, wanted: wanted.as_ref() };
-            measuring.case(group, step, capture, sensors.as_ref())
-        })?;
+        let configuration = device::configuration(cli, entry, plan)?;
+        let measured = self.measure(group, (entry, case), (plan, &batch, &configuration), loaded)?;
         let Some((mut measured, old)) = measured else { return Ok(()) };
         measured.routing = plan.route.map(|route| route.rule.to_string());
         measured.around.kernels = loaded.kernels_hash();
         self.kernels = measured.around.kernels.clone();
         measured.choices = loaded.device().choices(batch.num_tokens());
+        measured.traffic = plan.traffic(backend);
+        if let Some(route) = plan.route {
+            let whole = loads::whole(cli.layout(), &measured.loads, &route.whole()?);
+            measured.expert_loads = Some(whole.map_err(|error| Failure::case(error.to_string()))?);
+        }
         // Which experts the gates chose is known only now.
-        let counts =
-            |layers: &Vec<ExpertLoads>| layers.iter().map(|layer| layer.counts.clone()).collect::<Vec<_>>();
-        let reached = measured.expert_loads.as_ref().map(|layers| Reached::of(&counts(layers)));
-        let costs = match reached {
-            Some(reached) => plan.costs_of(backend::of(self.cli)?, &reached),
-            None => costs,
-        };
+        let costs = plan.costs_of_ranks(cli, backend, &measured.loads)?;
         let floors = ceilings.map(|before| before.after(loaded.device(), &costs)).transpose();
-        measured.around.floors = floors.map_err(|error| Failure::case(format!("the ceilings: {error}")))?;
+        measured.around.floors =
+            floors.map_err(|error| Failure::case(format!("the ceilings: {error}")))?.flatten();
         self.tell(entry, &batch, &measured)?;
+        self.keep((entry, &plan.case), &batch, configuration, (measured, old), loaded.info().driver.clone())
+    }
+
+    /// Makes the step ready on all ranks and measures it; none where nothing is to be kept.
+    fn measure(
+        &mut self,
+        group: &mut Group<'_>,
+        (entry, case): (&Entry, usize),
+        (plan, batch, configuration): (&device::Plan, &Batch, &Configuration),
+        loaded: &mut Loaded,
+    ) -> Result<Option<(Measured, Option<Sidecar>)>, Failure> {
+        let sensors = loaded.device().sensors();
+        let made = plan.route.map(|route| route.make()).transpose()?;
+        let (logits, wanted) = made.map(|made| (made.logits, made.wanted)).unzip();
+        let (cli, store, baselines) = (self.cli, self.store, &self.baselines);
+        let measuring = Measuring { cli, store, baselines, takes_turns: self.turns.is_some() };
+        let crew = &mut self.crew;
+        loaded.with_capture(batch, logits.flatten(), |capture| {
+            let step = Step { entry, batch, configuration, wanted: wanted.as_ref() };
+            let ready = crew.capture(case);
+            let measured = ready
+                .and_then(|()| measuring.case(group, step, (&mut *capture, &mut *crew), sensors.as_ref()));
+            crew.finish()?;
+            measured
+        })
+    }
+
+    /// Compares and saves what was measured.
+    fn keep(
+        &mut self,
+        (entry, case): (&Entry, &Case),
+        batch: &Batch,
+        configuration: Configuration,
+        (measured, old): (Measured, Option<Sidecar>),
+        driver: Option<String>,
+    ) -> Result<(), Failure> {
         if let Some(path) = &self.cli.part.gather_into {
             self.gathered.insert(entry.id.clone(), vec![measured.run(self.cli)]);
             output::gathered(path, &self.gathered)?;
             return self.baselines.after(entry);
         }
-        let driver = loaded.info().driver.clone();
         let runs = self.judge_and_save(entry, &configuration, driver, &measured, old.as_ref())?;
         self.targets.add(entry, &measured, median(&runs).unwrap_or(measured.latency.median));
-        let tokens_per_second = tokens_per_second(&batch, &measured.latency);
+        let tokens_per_second = self.tokens_per_second(batch, &measured.latency);
         self.metrics.push(Metric { id: entry.id.clone(), medians_us: runs, tokens_per_second });
-        self.results.push(self.result(entry, &plan.case, &batch, configuration, measured));
+        self.results.push(self.result(entry, case, batch, configuration, measured));
         Ok(())
     }
 
@@ -275,7 +317,7 @@ impl Bench<'_> {
     fn tell(&self, entry: &Entry, batch: &Batch, measured: &Measured) -> Result<(), Failure> {
         let limit = backend::of(self.cli)?.spread_limit_pct();
         let latency = &measured.latency;
-        let rate = tokens_per_second(batch, latency);
+        let rate = self.tokens_per_second(batch, latency);
         eprintln!(
             "{}: median {:.1} µs, min {:.1}, p90 {:.1} over {} replays, spread {:.2} %, {rate:.1} tok/s, checks passed",
             entry.id, latency.median, latency.min, latency.p90, latency.count, latency.sample_spread_pct
@@ -285,6 +327,9 @@ impl Bench<'_> {
                 "warning: {}: the samples' medians spread by {:.2} %, more than {limit} %; quiet the machine or raise --iters",
                 entry.id, latency.sample_spread_pct
             );
+        }
+        if let Some(line) = surroundings::of_ranks(measured) {
+            eprintln!("{}: {line}", entry.id);
         }
         for line in surroundings::lines(&measured.around, latency.median, &measured.replays) {
             eprintln!("{}: {line}", entry.id);
@@ -300,33 +345,47 @@ impl Bench<'_> {
         configuration: Configuration,
         measured: Measured,
     ) -> CaseResult {
-        let clock_mhz = measured.clocks();
-        let Measured { latency, checks, around, routing, expert_loads, .. } = measured;
+        let skew_us = measured.skew_us();
         CaseResult {
             case: case.name.clone(),
             requests: case.requests.iter().map(Into::into).collect(),
-            median_us: latency.median,
+            median_us: measured.latency.median,
+            skew_us,
+            traffic_bytes: (self.cli.layout().ranks() > 1).then_some(measured.traffic),
             id: entry.id.clone(),
-            tokens_per_second: tokens_per_second(batch, &latency),
+            tokens_per_second: self.tokens_per_second(batch, &measured.latency),
             configuration,
             commit: self.origin.commit.clone(),
             date: now(),
             seed: self.cli.seed,
-            ranks: vec![RankResult {
-                num_tokens: batch.num_tokens(),
-                kv_blocks: batch.blocks_used,
-                routing,
-                expert_loads,
-                num_local_tokens: batch.num_tokens(),
-                num_tokens_after_padding: batch.num_tokens(),
-                batch_order: batch.order.clone(),
-                timing_scope: "forward",
-                checks,
-                clock_mhz,
-                latency_us: latency,
-                around,
-            }],
+            ranks: (0..measured.ranks.len()).map(|rank| self.rank_result(rank, batch, &measured)).collect(),
         }
+    }
+
+    fn rank_result(&self, rank: usize, batch: &Batch, measured: &Measured) -> RankResult {
+        let replays = &measured.ranks[rank];
+        let times = crate::measure::times(replays);
+        // Rank 0 has the device whose sensors were read.
+        let around = if rank == 0 { measured.around.clone() } else { Surroundings::default() };
+        RankResult {
+            num_tokens: batch.num_tokens(),
+            kv_blocks: batch.blocks_used,
+            routing: measured.routing.clone(),
+            expert_loads: measured.loads.get(rank).cloned(),
+            num_local_tokens: batch.num_tokens(),
+            num_tokens_after_padding: batch.num_tokens(),
+            batch_order: batch.order.clone(),
+            timing_scope: "forward",
+            checks: measured.checks[rank.min(measured.checks.len() - 1)].clone(),
+            clock_mhz: sidecar::clocks(replays),
+            latency_us: Latency::of(&measured.latency.timer, &times, self.cli.iters as usize),
+            around,
+        }
+    }
+
+    /// Of all data-parallel ranks.
+    fn tokens_per_second(&self, batch: &Batch, latency: &Latency) -> f64 {
+        (batch.num_tokens() as u64 * u64::from(self.cli.data_parallel_size)) as f64 / latency.median * 1e6
     }
 
     /// The second pass, of the cases that were measured: none is timed any more.
@@ -338,13 +397,15 @@ impl Bench<'_> {
         let is_measured = |entry: &&&Entry| self.results.iter().any(|result| result.id == entry.id);
         let measured: Vec<&Entry> = selected.iter().filter(is_measured).copied().collect();
         let loaded = self.loaded.take();
-        let pass = Profiles::new(self.cli, self.store, folder, self.origin.commit.clone(), loaded);
+        let ranks = (&mut self.crew, self.selected);
+        let pass = Profiles::new(self.cli, self.store, folder, self.origin.commit.clone(), loaded, ranks);
         self.status = self.status.max(pass.run(&measured)?);
         Ok(())
     }
 
     /// Writes what was asked for, and returns the exit status.
     fn finish(mut self) -> Result<u8, Failure> {
+        std::mem::replace(&mut self.crew, Crew::Alone).shutdown()?;
         if self.cli.mode() != Mode::Measure || self.cli.part.gather_into.is_some() {
             return Ok(self.status);
         }
@@ -370,8 +431,4 @@ impl Bench<'_> {
         }
         Ok(self.status)
     }
-}
-
-fn tokens_per_second(batch: &Batch, latency: &Latency) -> f64 {
-    batch.num_tokens() as f64 / latency.median * 1e6
 }

@@ -51,8 +51,13 @@ impl Known {
 }
 
 impl Before {
-    /// The case's floors, the product measured again if it decides them.
-    pub fn after(self, device: &mut dyn Device, costs: &[OpCost]) -> Result<Floors, BackendError> {
+    /// The case's floors, those of the rank that needs longest; the product measured again if it decides them. `ranks` has each rank's
+    /// costs.
+    pub fn after(
+        self,
+        device: &mut dyn Device,
+        ranks: &[Vec<OpCost>],
+    ) -> Result<Option<Floors>, BackendError> {
         let mut gemm = vec![self.gemm];
         if self.computes {
             gemm.extend(device.gemm_rate()?);
@@ -62,7 +67,10 @@ impl Before {
             read: Bytes(measured.read_bytes_per_second as u128),
             gemm: Flops(measured.gemm_flops_per_second() as u128),
         };
-        let floors = (cost::floor(costs, rates), cost::serial_floor(costs, rates));
-        Ok(Floors::new(floors, (cost::total_bytes(costs), cost::total_flops(costs)), measured))
+        let floors = ranks.iter().map(|costs| {
+            let floors = (cost::floor(costs, rates), cost::serial_floor(costs, rates));
+            Floors::new(floors, (cost::total_bytes(costs), cost::total_flops(costs)), measured.clone())
+        });
+        Ok(floors.max_by(|a, b| a.floor_us.total_cmp(&b.floor_us)))
     }
 }

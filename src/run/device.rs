@@ -2,21 +2,24 @@
 
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::backend::{self, Backend};
 use super::progress::Progress;
+use super::ranks::Links;
 use super::routing::Route;
 use super::suite::Entry;
 use super::{CASE, Failure};
 use crate::backend::{BackendError, Capture, Device, DeviceInfo, Ops, Routing};
 use crate::baseline::Configuration;
-use crate::batch::{Batch, BatchPlan, Limits};
+use crate::batch::{Batch, BatchPlan, Limits, token_seed};
 use crate::case::Case;
 use crate::cli::{Cli, LoadFormat};
-use crate::model::cost::{self, OpCost, Reached};
+use crate::layout::Place;
+use crate::measure::loads::ExpertLoads;
+use crate::model::cost::{self, OpCost, Reached, Traffic, traffic};
 use crate::model::routing::Rule;
-use crate::model::{Model, ModelConfig};
+use crate::model::{Model, ModelConfig, Shard};
 
 /// A case on its model, as far as it is known without a device.
 pub struct Plan {
@@ -47,21 +50,41 @@ impl Plan {
             .map_err(|error| in_case(&error))?;
         let tokens = case.requests.iter().map(|request| u64::from(request.query_len)).sum();
         let route = Route::of(cli, entry, &config, tokens)?;
-        let model = Model::new(config, cli.block_size, max_model_len).map_err(|error| in_case(&error))?;
+        let model = Model::shard(config, cli.block_size, max_model_len, cli.place(), cli.all2all_backend)
+            .map_err(|error| in_case(&error))?;
         let batch = BatchPlan::new(&case, &model.spec.kv_groups, 0);
         Ok(Self { case, model, batch, max_model_len, route })
     }
 
-    /// Bytes and FLOPs by operation; of experts that the gates choose, what is expected.
+    /// Bytes and FLOPs by operation, of rank 0; of experts that the gates choose, what is expected.
     pub fn costs(&self, cli: &Cli, backend: &Backend) -> Vec<OpCost> {
         let reached = self.route.map_or(Reached::Expected, |route| route.reached(cli.max_num_batched_tokens));
-        self.costs_of(backend, &reached)
+        let Model { config, shard, .. } = &self.model;
+        cost::costs(config, shard, &self.case.requests, backend.element(), &reached)
     }
 
-    /// The same where the experts did this.
-    pub fn costs_of(&self, backend: &Backend, reached: &Reached) -> Vec<OpCost> {
-        let Model { config, shard, .. } = &self.model;
-        cost::costs(config, shard, &self.case.requests, backend.element(), reached)
+    /// The same of every rank, whose experts did what `loads` says.
+    pub fn costs_of_ranks(
+        &self,
+        cli: &Cli,
+        backend: &Backend,
+        loads: &[Vec<ExpertLoads>],
+    ) -> Result<Vec<Vec<OpCost>>, Failure> {
+        let config = &self.model.config;
+        let of_rank = |place: Place| {
+            let shard = Shard::of(config, place, cli.all2all_backend)
+                .map_err(|error| Failure::usage(error.to_string()))?;
+            let counts = loads.get(place.rank).map(|layers| layers.iter().map(|layer| layer.counts.clone()));
+            let reached = counts.map_or(Reached::Expected, |counts| Reached::of(&counts.collect::<Vec<_>>()));
+            Ok(cost::costs(config, &shard, &self.case.requests, backend.element(), &reached))
+        };
+        cli.layout().places().map(of_rank).collect()
+    }
+
+    /// What a rank sends and gets in a step.
+    pub fn traffic(&self, backend: &Backend) -> Traffic {
+        let tokens = self.case.requests.iter().map(|request| u64::from(request.query_len)).sum();
+        traffic(&self.model.config, &self.model.shard, tokens, backend.element().weight)
     }
 }
 
@@ -123,12 +146,22 @@ pub fn configuration(cli: &Cli, entry: &Entry, plan: &Plan) -> Result<Configurat
         device: backend.device(),
         dtype: dtype.as_str().unwrap_or_default().to_owned(),
         model: json!({ "config": plan.model.config.json, "load_format": cli.load_format }),
-        layout: json!({
-            "tensor_parallel_size": 1, "data_parallel_size": 1, "pipeline_parallel_size": 1,
-            "enable_expert_parallel": false, "block_size": cli.block_size,
-        }),
+        layout: layout(cli, plan),
         draws,
     })
+}
+
+/// Ranks and KV blocks.
+fn layout(cli: &Cli, plan: &Plan) -> Value {
+    let mut layout = json!({
+        "tensor_parallel_size": cli.tensor_parallel_size, "data_parallel_size": cli.data_parallel_size,
+        "pipeline_parallel_size": cli.pipeline_parallel_size, "enable_expert_parallel": cli.enable_expert_parallel,
+        "block_size": cli.block_size,
+    });
+    if plan.route.is_some() && cli.data_parallel_size > 1 {
+        layout["all2all_backend"] = json!(cli.all2all_backend);
+    }
+    layout
 }
 
 /// A device that holds a model.
@@ -140,20 +173,28 @@ pub struct Loaded {
 
 impl Loaded {
     /// What is loaded if it is this model, else the model, loaded in its stead: two at once may not fit.
-    pub fn reuse(loaded: Option<Self>, cli: &Cli, model_name: &str, model: &Model) -> Result<Self, Failure> {
+    pub fn reuse(
+        loaded: Option<Self>,
+        cli: &Cli,
+        links: &Links,
+        model_name: &str,
+        model: &Model,
+    ) -> Result<Self, Failure> {
         match loaded {
             Some(loaded) if loaded.name == model_name => Ok(loaded),
             other => {
                 drop(other);
-                Self::load(cli, model_name, model.clone())
+                Self::load(cli, links, model_name, model.clone())
             }
         }
     }
 
     /// Opens the device and gives it the entry's model.
-    pub fn load(cli: &Cli, model_name: &str, model: Model) -> Result<Self, Failure> {
-        let _progress = Progress::start(format!("{model_name}: loading weights"));
-        let device = backend::of(cli)?.open(cli, model_name, &model).map_err(|error| failure(&error))?;
+    pub fn load(cli: &Cli, links: &Links, model_name: &str, model: Model) -> Result<Self, Failure> {
+        let _progress =
+            (cli.part.rank == 0).then(|| Progress::start(format!("{model_name}: loading weights")));
+        let device =
+            backend::of(cli)?.open(cli, links, model_name, &model).map_err(|error| failure(&error))?;
         Ok(Self { name: model_name.to_owned(), model, device })
     }
 
@@ -187,7 +228,8 @@ impl Loaded {
             num_speculative_tokens: entry.num_speculative_tokens,
         };
         let vocabulary = u32::try_from(plan.model.config.vocab_size).unwrap_or(u32::MAX);
-        let batch = Batch::build(&plan.batch, &limits, cli.seed, vocabulary)
+        let seed = token_seed(cli.seed, cli.place().data());
+        let batch = Batch::build(&plan.batch, &limits, seed, vocabulary)
             .map_err(|error| Failure::case(error.to_string()))?;
         batch
             .check(&plan.case, &plan.model.spec.kv_groups, 0)

@@ -1,6 +1,5 @@
 //! Handing the run over from the first stage to the second, and what a process must know of its surroundings.
 
-use std::io::Write;
 use std::panic::PanicHookInfo;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -101,12 +100,11 @@ pub fn end_at_a_panic() {
     std::panic::set_hook(Box::new(|panic: &PanicHookInfo<'_>| {
         let text = panic.payload_as_str().unwrap_or("no message").replace('\n', " ");
         let place = panic.location().map_or_else(String::new, |at| format!(" ({}:{})", at.file(), at.line()));
-        // Where stderr is gone, too, only the exit status is left to say it with.
-        let _ = match text.strip_prefix("failed printing to ") {
-            Some(stream) => writeln!(std::io::stderr(), "error: {stream}"),
-            None => writeln!(std::io::stderr(), "error: this is a bug, please report it: {text}{place}"),
+        let message = match text.strip_prefix("failed printing to ") {
+            Some(stream) => stream.to_owned(),
+            None => format!("this is a bug, please report it: {text}{place}"),
         };
-        std::process::exit(i32::from(super::CASE));
+        crate::rank::fail(if super::ranks::is_launched() { super::LOST } else { super::CASE }, &message);
     }));
 }
 

@@ -1,10 +1,10 @@
 //! Measuring one prepared case through Criterion: the checks and the warm-up, Criterion's calls, and the replays that count.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::compare::Baselines;
 use super::progress::Progress;
+use super::ranks::{Crew, Together};
 use super::sidecar::Measured;
 use super::suite::Entry;
 use super::surroundings::Reading;
@@ -13,10 +13,10 @@ use crate::backend::{Capture, Replay, Sensors};
 use crate::baseline::{Configuration, Sidecar, Store};
 use crate::batch::Batch;
 use crate::cli::{Cli, Mode};
+use crate::measure;
 use crate::measure::criterion::{Call, Group, Sampling, measured};
 use crate::measure::limits::Surroundings;
-use crate::measure::loads::{self, ExpertLoads, Wanted};
-use crate::measure::{self, Prepared};
+use crate::measure::loads::Wanted;
 use crate::stats::Latency;
 use crate::units::Tokens;
 
@@ -60,7 +60,7 @@ impl Measuring<'_> {
         &self,
         group: &mut Group<'_>,
         step: Step<'_>,
-        capture: &mut dyn Capture,
+        (capture, crew): (&mut dyn Capture, &mut Crew),
         sensors: Option<&Sensors>,
     ) -> Result<Option<(Measured, Option<Sidecar>)>, Failure> {
         let entry = step.entry;
@@ -68,17 +68,24 @@ impl Measuring<'_> {
         let protocol = backend::of(self.cli)?.protocol(self.takes_turns);
         let protocol = if measures { protocol } else { protocol.without_warm_up() };
         let preparing = Progress::start(format!("{}: checking and warming up", entry.id));
-        let prepared =
-            measure::prepare(capture, &protocol).map_err(|error| Failure::case(error.to_string()))?;
-        drop(preparing);
+        let checks = crew.check(capture, &protocol)?;
         if !measures {
-            return self.run_once(group, step, capture).map(|()| None);
+            drop(preparing);
+            return self.run_once(group, step, (capture, crew)).map(|()| None);
         }
-        if !prepared.steady {
+        let mut together = Together::new(capture, crew.leader());
+        let warm = measure::warm_up(&mut together, &protocol);
+        let (wall, steady) = warm.map_err(|error| Failure::case(error.to_string()))?;
+        drop(preparing);
+        if !steady {
             eprintln!("warning: {}: times still drifted when the warm-up ended", entry.id);
         }
         let old = self.baselines.before(entry, step.configuration)?;
-        let measured = self.measure(group, step, capture, prepared, sensors);
+        let measured = self.measure(group, step, &mut together, wall, sensors).and_then(|mut measured| {
+            measured.checks = checks;
+            measured.loads = crew.loads(capture, step.wanted)?;
+            Ok(measured)
+        });
         if measured.is_err() {
             self.store.restore(&entry.id)?; // Criterion has saved what the failed calls returned
         }
@@ -90,43 +97,46 @@ impl Measuring<'_> {
         &self,
         group: &mut Group<'_>,
         Step { entry, batch, wanted, .. }: Step<'_>,
-        capture: &mut dyn Capture,
+        (capture, crew): (&mut dyn Capture, &mut Crew),
     ) -> Result<(), Failure> {
         let mut broken = None;
-        let tokens = Tokens(batch.num_tokens() as u64);
-        group.bench(names(entry), tokens, None, |n| {
-            measure::replay(capture, n).map_err(|error| broken = Some(error)).ok()
+        let mut together = Together::new(capture, crew.leader());
+        group.bench(names(entry), self.tokens(batch), None, |n| {
+            measure::replay(&mut together, n).map_err(|error| broken = Some(error)).ok()
         });
         broken.map_or(Ok(()), |error| Err(Failure::case(error.to_string())))?;
-        expert_loads(capture, wanted).map(drop)
+        crew.loads(capture, wanted).map(drop)
+    }
+
+    /// Query tokens of a step of all ranks.
+    fn tokens(&self, batch: &Batch) -> Tokens {
+        Tokens(batch.num_tokens() as u64 * u64::from(self.cli.data_parallel_size))
     }
 
     fn measure(
         &self,
         group: &mut Group<'_>,
-        Step { entry, batch, wanted, .. }: Step<'_>,
-        capture: &mut dyn Capture,
-        prepared: Prepared,
+        Step { entry, batch, .. }: Step<'_>,
+        together: &mut Together<'_>,
+        wall: Duration,
         sensors: Option<&Sensors>,
     ) -> Result<Measured, Failure> {
         let replays = u64::from(self.cli.iters) * u64::from(self.cli.samples);
-        let sampling = self.sampling(replays, prepared.wall);
+        let sampling = self.sampling(replays, wall);
         let (mut broken, mut reading) = (None, Reading::new(sampling.sample_size));
-        let calls = group.bench(names(entry), Tokens(batch.num_tokens() as u64), Some(sampling), |n| {
-            let replays = measure::replay(capture, n).map_err(|error| broken = Some(error)).ok();
+        let calls = group.bench(names(entry), self.tokens(batch), Some(sampling), |n| {
+            let replays = measure::replay(together, n).map_err(|error| broken = Some(error)).ok();
             reading.after_call(n, sensors);
             replays
         });
         if let Some(error) = broken {
             return Err(Failure::case(format!("{error}; nothing was saved")));
         }
-        let replays = self.counted(&calls, sampling, replays, capture)?;
-        let latency = Latency::of(capture.timer(), &measure::times(&replays), self.cli.iters as usize);
+        let (replays, ranks) = self.counted(&calls, sampling, replays, together)?;
+        let latency = Latency::of(together.timer(), &measure::times(&replays), self.cli.iters as usize);
         let telemetry = reading.telemetry.or_else(|| sensors.map(|read| read()));
         let around = Surroundings { telemetry, ..Surroundings::default() };
-        let (checks, choices) = (prepared.checks, BTreeMap::new());
-        let expert_loads = expert_loads(capture, wanted)?;
-        Ok(Measured { replays, latency, checks, around, choices, routing: None, expert_loads })
+        Ok(Measured { replays, ranks, latency, around, ..Measured::default() })
     }
 
     fn sampling(&self, replays: u64, wall: Duration) -> Sampling {
@@ -140,28 +150,22 @@ impl Measuring<'_> {
         }
     }
 
-    /// The first `wanted` measured replays; what Criterion did not make is made now.
+    /// The first `wanted` measured replays, and the same of each rank; what Criterion did not make is made now.
     fn counted(
         &self,
         calls: &[Call],
         sampling: Sampling,
         wanted: u64,
-        capture: &mut dyn Capture,
-    ) -> Result<Vec<Replay>, Failure> {
+        together: &mut Together<'_>,
+    ) -> Result<(Vec<Replay>, Vec<Vec<Replay>>), Failure> {
         let sample_size = if self.cli.criterion.quick { calls.len() } else { sampling.sample_size };
         let mut replays = measured(calls, sample_size);
+        let first = together.count() - replays.len();
         replays.truncate(usize::try_from(wanted).unwrap_or(usize::MAX));
         let missing = wanted - replays.len() as u64;
-        replays.extend(measure::replay(capture, missing).map_err(|error| Failure::case(error.to_string()))?);
-        Ok(replays)
+        let more = measure::replay(together, missing);
+        replays.extend(more.map_err(|error| Failure::case(error.to_string()))?);
+        let ranks = together.ranks(first, replays.len());
+        Ok((replays, ranks))
     }
-}
-
-/// What the experts did in the last replay, if there are any, checked.
-fn expert_loads(
-    capture: &mut dyn Capture,
-    wanted: Option<&Wanted>,
-) -> Result<Option<Vec<ExpertLoads>>, Failure> {
-    let checked = wanted.map(|wanted| loads::check(capture, wanted)).transpose();
-    checked.map_err(|error| Failure::case(error.to_string()))
 }

@@ -21,6 +21,7 @@ mod plan;
 mod profiles;
 mod progress;
 mod project;
+mod ranks;
 mod refuse;
 mod repeat;
 mod routing;
@@ -32,6 +33,7 @@ mod transfer;
 mod verdicts;
 mod verify;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use crate::baseline::{BaselineError, Store, check_name, commit};
@@ -54,6 +56,8 @@ const REGRESSION: u8 = 1;
 const USAGE: u8 = 2;
 /// A case could not run or failed a check.
 const CASE: u8 = 3;
+/// A rank was lost.
+const LOST: u8 = 4;
 /// Ended by ctrl-C, as shells have it.
 const INTERRUPTED: u8 = 130;
 
@@ -84,10 +88,7 @@ pub fn main() -> ExitCode {
     };
     match outcome {
         Ok(status) => ExitCode::from(status),
-        Err(failure) => {
-            eprintln!("error: {}", one_line(&failure.message));
-            ExitCode::from(failure.status)
-        }
+        Err(failure) => crate::rank::fail(failure.status, &one_line(&failure.message)),
     }
 }
 
@@ -99,17 +100,13 @@ fn one_line(text: &str) -> String {
 
 /// Everything that needs no device; ends by replacing the process, unless there is nothing to measure.
 fn first_stage() -> Result<u8, Failure> {
-    let mut cli = Cli::from_command_line(handover::arguments()?.into_iter());
+    let mut cli = Cli::from_command_line(handover::arguments()?.into_iter(), ranks::is_launched());
     refuse::check_values(&cli).map_err(Failure::usage)?;
-    refuse::check_launcher().map_err(Failure::usage)?;
-    if let [old, new] = cli.diff.as_slice() {
-        return diff::print(old, new);
-    }
-    if let Some(expected) = &cli.verify {
-        return verify::run(&cli, expected);
-    }
     let home = handover::criterion_home();
-    if let Some(status) = transfer::run(&cli, &Store { home: home.clone() })? {
+    if !ranks::role(&cli)?.speaks() {
+        return follow(&cli, &home);
+    }
+    if let Some(status) = without_a_suite(&cli, &home)? {
         return Ok(status);
     }
     let suite = load_suite(&cli)?;
@@ -118,12 +115,8 @@ fn first_stage() -> Result<u8, Failure> {
         device::warn_of_length(&cli, &selected);
         return plan::print(&cli, &selected, format);
     }
-    suite.check_ids()?;
-    let selected = suite.select(&cli, cli.mode() == Mode::List)?;
-    if !matches!(cli.mode(), Mode::List | Mode::Load) {
-        device::check_settings(&cli, &selected)?;
-        device::warn_of_length(&cli, &selected);
-    }
+    let selected = checked(&cli, &suite)?;
+    device::warn_of_length(&cli, &selected);
     name_baselines(&mut cli, &Store { home: home.clone() })?;
     output::check_all(&cli)?;
     if let Some(folder) = cli.profile_dir.as_deref().filter(|_| cli.mode() == Mode::Measure) {
@@ -133,15 +126,60 @@ fn first_stage() -> Result<u8, Failure> {
     if cli.mode() == Mode::Test && !cli.criterion.test {
         eprintln!("test mode: each case runs once and nothing is timed; `cargo bench`, or --bench, measures");
     }
-    if let Some(reference) = cli.comparison.against.as_ref().filter(|_| cli.mode() == Mode::Measure) {
-        return against::run(&cli, &Store { home }, reference, &selected);
+    start(&cli, &home, &selected)
+}
+
+/// What needs no cases; none if something else was asked for.
+fn without_a_suite(cli: &Cli, home: &Path) -> Result<Option<u8>, Failure> {
+    if let [old, new] = cli.diff.as_slice() {
+        return diff::print(old, new).map(Some);
+    }
+    if let Some(expected) = &cli.verify {
+        return verify::run(cli, expected).map(Some);
+    }
+    transfer::run(cli, &Store { home: home.to_owned() })
+}
+
+/// The selected cases, checked as far as they can be without a device.
+fn checked<'a>(cli: &Cli, suite: &'a Suite) -> Result<Vec<&'a suite::Entry>, Failure> {
+    suite.check_ids()?;
+    let selected = suite.select(cli, cli.mode() == Mode::List)?;
+    if !matches!(cli.mode(), Mode::List | Mode::Load) {
+        device::check_settings(cli, &selected)?;
+    }
+    Ok(selected)
+}
+
+/// The first stage of a rank that a launcher started and that is not rank 0: what rank 0 refuses it refuses as well, without a word.
+fn follow(cli: &Cli, home: &Path) -> Result<u8, Failure> {
+    let prints = cli.plan.is_some() || cli.verify.is_some() || !cli.diff.is_empty() || transfer::asked(cli);
+    if prints || !matches!(cli.mode(), Mode::Measure | Mode::Test | Mode::Profile) {
+        return Ok(0);
+    }
+    match load_suite(cli).and_then(|suite| checked(cli, &suite).map(drop)) {
+        Ok(()) => ranks::launch(cli, home, false, None),
+        Err(failure) => std::process::exit(i32::from(failure.status)),
+    }
+}
+
+/// Measures in one process or several.
+fn start(cli: &Cli, home: &Path, selected: &[&suite::Entry]) -> Result<u8, Failure> {
+    let measures = cli.mode() == Mode::Measure;
+    let store = Store { home: home.to_owned() };
+    if let Some(reference) = cli.comparison.against.as_ref().filter(|_| measures) {
+        ranks::refuse_launcher("--against")?;
+        return against::run(cli, &store, reference, selected);
     }
     match cli.comparison.runs {
-        Some(runs) if runs > 1 && cli.mode() == Mode::Measure => {
-            bench::check_baselines(&cli, &Store { home: home.clone() }, &selected)?;
-            repeat::run(&cli, &home, runs)
+        Some(runs) if runs > 1 && measures => {
+            ranks::refuse_launcher("--runs")?;
+            bench::check_baselines(cli, &store, selected)?;
+            repeat::run(cli, home, runs)
         }
-        _ => Err(handover::replace_process(&cli, &home)),
+        _ if !measures && matches!(cli.mode(), Mode::List | Mode::Load) => {
+            Err(handover::replace_process(cli, home))
+        }
+        _ => ranks::launch(cli, home, false, None),
     }
 }
 
@@ -199,16 +237,12 @@ fn second_stage(cli: &Cli) -> Result<u8, Failure> {
     let suite = load_suite(cli)?;
     let selected = suite.select(cli, true)?;
     match cli.mode() {
-        Mode::List => bench::list(&selected),
+        Mode::List => bench::list(cli, &selected),
         Mode::Load => {
             let _lock = store.lock()?;
             bench::load(cli, &store, &selected)
         }
-        Mode::Measure => {
-            let _lock = store.lock()?;
-            bench::run(cli, &store, &selected)
-        }
-        Mode::Test | Mode::Profile => bench::run(cli, &store, &selected),
+        Mode::Measure | Mode::Test | Mode::Profile => ranks::run_suite(cli, &store, &selected),
     }
 }
 

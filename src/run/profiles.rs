@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 
 use super::device::{self, Loaded};
 use super::progress::Progress;
+use super::ranks::Crew;
 use super::sidecar::now;
 use super::suite::Entry;
 use super::{CASE, Failure, backend, one_line};
 use crate::backend::{Traced, Tracing};
 use crate::baseline::{Store, write_atomically};
 use crate::cli::Cli;
-use crate::measure;
 use crate::profile::diff::number;
 use crate::profile::file::KernelsFile;
 use crate::profile::names::Names;
-use crate::profile::{Profile, perfetto};
+use crate::profile::{Profile, collectives, perfetto};
 
 /// Traced replays of a case.
 const REPLAYS: u32 = 10;
@@ -50,6 +50,9 @@ pub struct Profiles<'a> {
     folder: &'a Path,
     commit: Option<String>,
     loaded: Option<Loaded>,
+    crew: &'a mut Crew,
+    /// All cases, by whose numbers ranks know them.
+    selected: &'a [&'a Entry],
     /// Why nothing was traced, told of once.
     untraced: Option<String>,
 }
@@ -62,8 +65,9 @@ impl<'a> Profiles<'a> {
         folder: &'a Path,
         commit: Option<String>,
         loaded: Option<Loaded>,
+        (crew, selected): (&'a mut Crew, &'a [&'a Entry]),
     ) -> Self {
-        Self { cli, store, folder, commit, loaded, untraced: None }
+        Self { cli, store, folder, commit, loaded, crew, selected, untraced: None }
     }
 
     /// Profiles each of the measured cases; the status says whether one could not be.
@@ -87,49 +91,75 @@ impl<'a> Profiles<'a> {
 
     fn case(&mut self, entry: &Entry) -> Result<(), Failure> {
         let plan = device::Plan::of(self.cli, entry)?;
-        let mut loaded = Loaded::reuse(self.loaded.take(), self.cli, &entry.model, &plan.model)?;
-        let tracing = self.trace(entry, &plan, &mut loaded);
+        let case = self.selected.iter().position(|selected| selected.id == entry.id).unwrap_or(0);
+        let (links, earlier, cli) = (self.crew.links(), self.loaded.take(), self.cli);
+        let load = || Loaded::reuse(earlier, cli, &links, &entry.model, &plan.model);
+        let mut loaded = self.crew.load(case, load)?;
+        let tracings = self.trace((entry, case), &plan, &mut loaded);
         self.loaded = Some(loaded);
-        match tracing? {
-            Tracing::Traced(replays) => self.keep(entry, &replays),
-            Tracing::Untraced(why) => {
-                if self.untraced.as_ref() != Some(&why) {
-                    eprintln!("warning: {}: no kernels were traced: {}", entry.id, one_line(&why));
-                    self.untraced = Some(why);
+        let mut ranks = Vec::new();
+        for tracing in tracings? {
+            match tracing {
+                Tracing::Traced(replays) => ranks.push(replays),
+                Tracing::Untraced(why) => {
+                    if self.untraced.as_ref() != Some(&why) {
+                        eprintln!("warning: {}: no kernels were traced: {}", entry.id, one_line(&why));
+                        self.untraced = Some(why);
+                    }
+                    return Ok(());
                 }
-                Ok(())
             }
         }
+        self.keep(entry, &ranks)
     }
-    /// Makes the case ready again, without a warm-up, and traces its replays.
-    fn trace(&self, entry: &Entry, plan: &device::Plan, loaded: &mut Loaded) -> Result<Tracing, Failure> {
+
+    /// Makes the case ready again, without a warm-up, and traces its replays on all ranks.
+    fn trace(
+        &mut self,
+        (entry, case): (&Entry, usize),
+        plan: &device::Plan,
+        loaded: &mut Loaded,
+    ) -> Result<Vec<Tracing>, Failure> {
         let _progress = Progress::start(format!("{}: tracing its kernels", entry.id));
         let batch = loaded.batch(self.cli, entry, plan)?;
         let protocol = backend::of(self.cli)?.protocol(false).without_warm_up();
         let made = plan.route.map(|route| route.make()).transpose()?;
+        let crew = &mut *self.crew;
         loaded.with_capture(&batch, made.and_then(|made| made.logits), |capture| {
-            measure::prepare(capture, &protocol).map_err(|error| Failure::case(error.to_string()))?;
-            capture.profile(&entry.id, REPLAYS).map_err(|error| Failure::case(error.to_string()))
+            let traced = crew.capture(case).and_then(|()| {
+                crew.check(capture, &protocol)?;
+                crew.profile(capture, &entry.id, REPLAYS)
+            });
+            crew.finish()?;
+            traced
         })
     }
 
-    fn keep(&self, entry: &Entry, replays: &[Traced]) -> Result<(), Failure> {
-        let activities = replays.iter().flat_map(|replay| &replay.activities);
-        let names = Names::of(activities.map(|activity| activity.name.as_str()));
-        let file = KernelsFile {
-            id: entry.id.clone(),
-            rank: 0,
-            commit: self.commit.clone(),
-            date: now(),
-            device: backend::of(self.cli)?.device(),
-            model: entry.model.clone(),
-            replays: u32::try_from(replays.len()).unwrap_or(u32::MAX),
-            profile: Profile::of(replays, &names),
-        };
-        self.write(&file, replays, &names)?;
-        self.add_to_sidecars(&file)?;
-        for line in lines(&file) {
+    /// Writes each rank's files, and shows rank 0's.
+    fn keep(&self, entry: &Entry, ranks: &[Vec<Traced>]) -> Result<(), Failure> {
+        let mut files = Vec::new();
+        for (rank, replays) in ranks.iter().enumerate() {
+            let activities = replays.iter().flat_map(|replay| &replay.activities);
+            let names = Names::of(activities.map(|activity| activity.name.as_str()));
+            let file = KernelsFile {
+                id: entry.id.clone(),
+                rank,
+                commit: self.commit.clone(),
+                date: now(),
+                device: backend::of(self.cli)?.device(),
+                model: entry.model.clone(),
+                replays: u32::try_from(replays.len()).unwrap_or(u32::MAX),
+                profile: Profile::of(replays, &names),
+            };
+            self.write(&file, replays, &names)?;
+            files.push(file);
+        }
+        self.add_to_sidecars(&files)?;
+        for line in files.first().map(lines).unwrap_or_default() {
             eprintln!("{}", one_line(&line));
+        }
+        if let Some(line) = collectives::line(ranks) {
+            eprintln!("{}: {line}", entry.id);
         }
         Ok(())
     }
@@ -149,13 +179,14 @@ impl<'a> Profiles<'a> {
     }
 
     /// Keeps the profile with the baselines that this run saved, so that a later comparison has both sides.
-    fn add_to_sidecars(&self, file: &KernelsFile) -> Result<(), Failure> {
+    fn add_to_sidecars(&self, files: &[KernelsFile]) -> Result<(), Failure> {
         if self.cli.criterion.discard_baseline {
             return Ok(()); // `new` is an older run's again
         }
         for baseline in [Some("new"), self.cli.saved_baseline()].into_iter().flatten() {
-            if let Some(mut sidecar) = self.store.sidecar(&file.id, baseline)? {
-                sidecar.profiles = vec![file.profile.clone()];
+            let Some(id) = files.first().map(|file| &file.id) else { continue };
+            if let Some(mut sidecar) = self.store.sidecar(id, baseline)? {
+                sidecar.profiles = files.iter().map(|file| file.profile.clone()).collect();
                 self.store.write_sidecar(baseline, &sidecar)?;
             }
         }

@@ -66,34 +66,35 @@ fn is_positive(value: f64) -> bool {
     value > 0.0 && value.is_finite()
 }
 
-/// More than one rank is not built yet: say so rather than time something else.
+/// Sizes that no layout has; whether a model divides over one is seen with the model.
 fn check_layout(cli: &Cli) -> Result<(), String> {
     let sizes = [
         ("--tensor-parallel-size", cli.tensor_parallel_size),
         ("--data-parallel-size", cli.data_parallel_size),
-        ("--pipeline-parallel-size", cli.pipeline_parallel_size),
     ];
     for (flag, size) in sizes {
-        require(flag, Some(size), |size| size == 1, "this version runs one rank; leave the flag out")?;
+        require(flag, Some(size), |size| (1..=1024).contains(&size), "1 to 1024 ranks are served")?;
     }
-    if cli.enable_expert_parallel {
-        return Err("--enable-expert-parallel: this version runs one rank; leave the flag out".to_owned());
+    let flag = "--pipeline-parallel-size";
+    require(
+        flag,
+        Some(cli.pipeline_parallel_size),
+        |n| n == 1,
+        "this version has one stage; leave the flag out",
+    )?;
+    require("ranks", Some(cli.layout().ranks()), |n| n <= 4096, "at most 4096 are served; lower -tp or -dp")?;
+    let several = cli.layout().ranks() > 1;
+    if several && cli.verify.is_some() {
+        return Err(
+            "--verify holds one rank's forward against what is expected; leave -tp, -dp and -ep out".into()
+        );
     }
-    Ok(())
-}
-
-/// Under a launcher that started several processes, each would time the whole model by itself.
-///
-/// # Errors
-/// If a launcher's variables tell of more than one process.
-pub fn check_launcher() -> Result<(), String> {
-    let sizes = [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")];
-    let sizes = sizes.iter().filter(|(rank, _)| std::env::var_os(rank).is_some()).map(|(_, size)| *size);
-    for variable in sizes.chain(["SLURM_STEP_NUM_TASKS"]) {
-        let size = std::env::var(variable).unwrap_or_default();
-        if size.parse::<u32>().is_ok_and(|size| size > 1) {
-            return Err(format!("{variable}={size}: this version runs one rank; start one process"));
-        }
+    let flags = &cli.ranks;
+    require("--nnodes", Some(flags.nnodes), |n| (1..=4096).contains(&n), "1 to 4096 hosts are served")?;
+    let is_time = |seconds| (0.1..=1e6).contains(&seconds);
+    let times = [("--connect-timeout", flags.connect_timeout), ("--prepare-timeout", flags.prepare_timeout)];
+    for (flag, value) in times {
+        require(flag, Some(value), is_time, "seconds from 0.1 to 1000000 are needed")?;
     }
     Ok(())
 }

@@ -4,10 +4,9 @@
 //! compares with the baseline from before all of them, and an interrupted series changes nothing.
 
 use std::path::Path;
-use std::process::Stdio;
 
-use super::children::{Interrupt, Process, code};
-use super::{CASE, Failure, handover};
+use super::children::Interrupt;
+use super::{CASE, Failure, ranks};
 use crate::cli::Cli;
 
 /// Runs the suite so many times; returns the exit status.
@@ -21,8 +20,7 @@ pub fn run(cli: &Cli, home: &Path, runs: u32) -> Result<u8, Failure> {
     for run in 1..runs {
         eprintln!("run {run} of {runs}");
         let file = folder.path().join(format!("{run}.json"));
-        let mut command = handover::command(&gathering(cli, &file), home)?;
-        let status = code(Process::start(command.stdout(Stdio::null()))?.wait(&interrupt)?);
+        let status = ranks::launch(&gathering(cli, &file), home, true, Some(&interrupt))?;
         if status != 0 && status != CASE {
             return Err(Failure {
                 status,
@@ -34,8 +32,7 @@ pub fn run(cli: &Cli, home: &Path, runs: u32) -> Result<u8, Failure> {
         }
     }
     eprintln!("run {runs} of {runs}");
-    let mut command = handover::command(&last, home)?;
-    Ok(code(Process::start(&mut command)?.wait(&interrupt)?))
+    ranks::launch(&last, home, false, Some(&interrupt))
 }
 
 /// The command line of a process that only gathers: nothing is saved, drawn or compared.

@@ -29,7 +29,7 @@ pub struct Made {
 impl Route {
     /// The entry's routing for a step of so many tokens; none for a model without experts, which takes no other than `auto`.
     pub fn of(cli: &Cli, entry: &Entry, config: &ModelConfig, tokens: u64) -> Result<Option<Self>, Failure> {
-        let place = Place::ONE;
+        let place = cli.place();
         let text = entry.routing.as_deref().unwrap_or("auto");
         let asked = || format!("{}: --routing {text}, or its file's routing", entry.id);
         let Some(layout) = Layout::of(config, place.layout) else {
@@ -64,6 +64,15 @@ impl Route {
         let rows = self.rank.all_tokens() as u64 * layout.top_k as u64;
         let layers = layout.layers;
         if layout.ranks > 1 { Wanted::AtMost { layers, rows } } else { Wanted::InAll { layers, rows } }
+    }
+
+    /// What the experts of all ranks together must have done.
+    pub fn whole(&self) -> Result<Wanted, Failure> {
+        let RankRouting { layout, .. } = self.rank;
+        let rows = self.rank.all_tokens() as u64 * layout.top_k as u64;
+        let all = self.rank.all().map_err(Failure::usage)?;
+        let gates = Wanted::InAll { layers: layout.layers, rows };
+        Ok(all.map_or(gates, |choices| Wanted::Exactly(choices.loads())))
     }
 
     /// How many experts of each layer the step reaches; nothing is drawn for more tokens than `most`, which no step may have.

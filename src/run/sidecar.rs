@@ -8,32 +8,36 @@ use crate::cli::Cli;
 use crate::measure::Checks;
 use crate::measure::limits::Surroundings;
 use crate::measure::loads::ExpertLoads;
+use crate::model::cost::Traffic;
+use crate::rank::Slowest;
 use crate::stats::{Latency, median};
 
 /// A measured case.
+#[derive(Default)]
 pub struct Measured {
-    /// The counted replays.
+    /// The counted replays; each takes as long as on the slowest rank.
     pub replays: Vec<Replay>,
+    /// The same of each rank.
+    pub ranks: Vec<Vec<Replay>>,
     /// Their summary.
     pub latency: Latency,
-    /// The protocol's checks.
-    pub checks: Checks,
+    /// The protocol's checks on each rank.
+    pub checks: Vec<Checks>,
     /// Floors, sensors, kernels.
     pub around: Surroundings,
     /// The device's choices among ways to compute the same.
     pub choices: std::collections::BTreeMap<String, String>,
     /// How tokens choose experts; none for a model without.
     pub routing: Option<String>,
-    /// What the experts did, by MoE layer.
+    /// What the experts of each rank did, by MoE layer; empty without experts.
+    pub loads: Vec<Vec<ExpertLoads>>,
+    /// What all experts did, by MoE layer.
     pub expert_loads: Option<Vec<ExpertLoads>>,
+    /// What a rank sends and gets in a step.
+    pub traffic: Traffic,
 }
 
 impl Measured {
-    /// The device's clock over each replay, where it can be read.
-    pub fn clocks(&self) -> Option<Vec<f64>> {
-        self.replays.iter().map(|replay| replay.clock_mhz).collect()
-    }
-
     /// The measurement as one process's run.
     pub fn run(&self, cli: &Cli) -> Run {
         let latency = &self.latency;
@@ -43,13 +47,28 @@ impl Measured {
             median_us: latency.median,
             spread_pct: latency.sample_spread_pct,
             telemetry: self.around.telemetry.clone(),
-            ranks: vec![RankTimes {
-                timer: latency.timer.clone(),
-                samples_us: latency.samples_us.iter().map(|us| rounded(*us, 1e3)).collect(),
-                clock_mhz: self.clocks().map(|clocks| clocks.iter().map(|mhz| rounded(*mhz, 10.0)).collect()),
-            }],
+            ranks: self.ranks.iter().map(|replays| rank_times(&latency.timer, replays)).collect(),
         }
     }
+
+    /// How far the ranks lay apart in each replay, in microseconds: max − min; none of one rank.
+    pub fn skew_us(&self) -> Option<Vec<f64>> {
+        let slowest = Slowest::of(&self.ranks).ok().filter(|_| self.ranks.len() > 1)?;
+        Some(slowest.skew.iter().map(|skew| skew.micros()).collect())
+    }
+}
+
+fn rank_times(timer: &str, replays: &[Replay]) -> RankTimes {
+    RankTimes {
+        timer: timer.to_owned(),
+        samples_us: replays.iter().map(|replay| rounded(replay.time.micros(), 1e3)).collect(),
+        clock_mhz: clocks(replays).map(|clocks| clocks.iter().map(|mhz| rounded(*mhz, 10.0)).collect()),
+    }
+}
+
+/// The device's clock over each replay, where it can be read.
+pub fn clocks(replays: &[Replay]) -> Option<Vec<f64>> {
+    replays.iter().map(|replay| replay.clock_mhz).collect()
 }
 
 /// To a nanosecond, or a tenth of a megahertz: finer digits are the timer's noise, and take room.
@@ -97,7 +116,7 @@ impl Origin {
             expert_loads: measured.expert_loads.clone(),
             median_us: median(&medians).unwrap_or(measured.latency.median),
             runs,
-            checks: measured.checks.clone(),
+            checks: measured.checks[0].clone(),
             compared,
             profiles: Vec::new(),
         }

@@ -162,7 +162,13 @@ fn entry(cli: &Cli, file: Option<&ShapeFile>, case: &Case, default_model: &str) 
         .or_else(|| settings.and_then(|settings| settings.model.clone()))
         .unwrap_or_else(|| default_model.to_owned());
     Entry {
-        id: format!("{}/{}/{}", component(group), component(&short_name(&model)), component(&case.name)),
+        id: format!(
+            "{}/{}{}/{}",
+            component(group),
+            component(&short_name(&model)),
+            layout_tag(cli),
+            component(&case.name)
+        ),
         asked: case.clone(),
         jitter: cli
             .kv_len_jitter
@@ -180,6 +186,14 @@ fn entry(cli: &Cli, file: Option<&ShapeFile>, case: &Case, default_model: &str) 
         routing: cli.routing.clone().or_else(|| settings.and_then(|settings| settings.routing.clone())),
         model,
     }
+}
+
+/// `-tp2`, `-dp2-ep` and so on: what the layout adds to a model in an id; nothing for one rank.
+fn layout_tag(cli: &Cli) -> String {
+    let layout = cli.layout();
+    let size = |name: &str, size: usize| if size > 1 { format!("-{name}{size}") } else { String::new() };
+    let ep = if layout.expert_parallel && layout.ranks() > 1 { "-ep" } else { "" };
+    format!("{}{}{}{ep}", size("tp", layout.tensor), size("pp", layout.pipeline), size("dp", layout.data))
 }
 
 /// A preset's name, or a folder's base name.

@@ -1,5 +1,6 @@
 //! The lines about a case's floors, clock, power, heat and neighbours.
 
+use super::sidecar::Measured;
 use crate::backend::{Replay, Sensors, Telemetry};
 use crate::measure::clock_span;
 use crate::measure::limits::{Floors, Surroundings};
@@ -50,6 +51,24 @@ pub fn lines(around: &Surroundings, median_us: f64, replays: &[Replay]) -> Vec<S
     let mut lines = if parts.is_empty() { Vec::new() } else { vec![parts.join(", ")] };
     lines.extend(warnings(around, replays).into_iter().map(|line| format!("warning: {line}")));
     lines
+}
+
+/// Each rank's median, how far they lay apart, and what they send; none of one rank.
+pub fn of_ranks(measured: &Measured) -> Option<String> {
+    let skew = measured.skew_us()?;
+    let times = |replays: &Vec<Replay>| replays.iter().map(|replay| replay.time.micros()).collect::<Vec<_>>();
+    let medians: Vec<String> = measured
+        .ranks
+        .iter()
+        .filter_map(|replays| Some(format!("{:.1}", median(&times(replays))?)))
+        .collect();
+    let most = skew.iter().copied().fold(0.0, f64::max);
+    Some(format!(
+        "by rank: medians {} µs; skew (max − min of a replay): median {:.1} µs, most {most:.1}; a rank's traffic {}",
+        medians.join(", "),
+        median(&skew)?,
+        measured.traffic.total()
+    ))
 }
 
 fn warnings(around: &Surroundings, replays: &[Replay]) -> Vec<String> {

@@ -24,6 +24,12 @@ pub fn run(cli: &Cli, store: &Store) -> Result<Option<u8>, Failure> {
     Ok(None)
 }
 
+/// Whether the command line asks for one of these.
+pub fn asked(cli: &Cli) -> bool {
+    let flags = &cli.comparison;
+    flags.export_baseline.is_some() || flags.import_baseline.is_some() || flags.baselines
+}
+
 fn export(store: &Store, name: &str, file: Option<&Path>) -> Result<u8, Failure> {
     let _lock = store.lock()?;
     store.recover()?;

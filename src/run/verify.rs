@@ -4,6 +4,7 @@ use std::io::{Write, stdout};
 use std::path::Path;
 
 use super::device::Loaded;
+use super::ranks::Links;
 use super::{CASE, Failure};
 use crate::cli::{BackendArg, Cli, LoadFormat};
 use crate::model::verify::{Expected, Row, verify};
@@ -22,7 +23,7 @@ pub fn run(cli: &Cli, path: &Path) -> Result<u8, Failure> {
     // A GPU computes in 16 bits: what it gives is not compared with float32 unless that is asked for.
     let backend = if cli.backend == BackendArg::Auto { BackendArg::Cpu } else { cli.backend };
     let cli = Cli { load_format: LoadFormat::Safetensors, backend, ..cli.clone() };
-    let mut loaded = Loaded::load(&cli, folder, model)?;
+    let mut loaded = Loaded::load(&cli, &Links::default(), folder, model)?;
     let (model, device) = loaded.parts();
     let rows = verify(model, device, &expected).map_err(|error| usage(&error))?;
     // A reader that went away has seen enough; the exit status still says what was found.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::units::Nanos;
 
 /// A case's times, as `vllm bench forward` names them; every figure in microseconds except the spread.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct Latency {
     /// What the times were read from.
     pub timer: String,

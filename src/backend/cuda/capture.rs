@@ -1,5 +1,7 @@
 //! One step of one batch on the GPU: run eagerly, then recorded as a timed graph and replayed.
 
+use std::collections::BTreeMap;
+
 use super::device::Parts;
 use super::memory::Buffer;
 use super::pool::{Direction, Segments};
@@ -122,6 +124,12 @@ impl Capture for CudaCapture<'_> {
 
     fn replay(&mut self) -> Result<Replay, BackendError> {
         self.timed.replay()
+    }
+
+    fn tune(&mut self, agreed: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, BackendError> {
+        self.parts.gemm.adopt(agreed);
+        self.prepare()?;
+        Ok(self.parts.gemm.choices(self.step.tokens))
     }
 
     fn profile(&mut self, name: &str, replays: u32) -> Result<Tracing, BackendError> {

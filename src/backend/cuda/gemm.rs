@@ -5,7 +5,7 @@
 //! `outᵀ[N, T] = (wᵀ)ᵀ · xᵀ`, where wᵀ is `[K, N]` and xᵀ is `[K, T]` with the same bytes.
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -69,6 +69,20 @@ pub(super) struct Shape {
     /// Columns of both.
     pub k: usize,
     pub bias: bool,
+}
+
+impl Shape {
+    /// Reads back what `Display` writes.
+    fn parse(text: &str) -> Option<Self> {
+        let (x, rest) = text.strip_prefix('[')?.split_once("] x [")?;
+        let (w, bias) = rest.split_once(']')?;
+        let pair = |text: &str| {
+            let (a, b) = text.split_once(", ")?;
+            Some((a.parse::<usize>().ok()?, b.parse::<usize>().ok()?))
+        };
+        let ((t, k), (n, same)) = (pair(x)?, pair(w)?);
+        (k == same).then_some(Self { t, n, k, bias: bias == " + bias" })
+    }
 }
 
 impl std::fmt::Display for Shape {
@@ -155,6 +169,20 @@ impl Gemm {
 
     pub(super) fn gpu(&self) -> &Arc<Gpu> {
         &self.kernels.gpu
+    }
+
+    /// The algorithms of all products of so many rows, by shape.
+    pub(super) fn choices(&self, rows: usize) -> BTreeMap<String, String> {
+        let chosen = self.chosen.borrow();
+        let of_step = chosen.iter().filter(|(shape, _)| shape.t == rows);
+        of_step.map(|(shape, algorithm)| (shape.to_string(), algorithm.to_text())).collect()
+    }
+
+    /// Takes over what [`Gemm::choices`] said of another device of this kind; what cannot be read is left to be chosen here.
+    pub(super) fn adopt(&self, choices: &BTreeMap<String, String>) {
+        let parsed =
+            choices.iter().filter_map(|(shape, text)| Some((Shape::parse(shape)?, Algorithm::parse(text)?)));
+        self.chosen.borrow_mut().extend(parsed);
     }
 
     /// cuBLASLt's version.
@@ -337,6 +365,11 @@ mod tests {
         for algorithm in [Algorithm::Gemv(3), Algorithm::Lt([0, 1, u64::MAX, 3, 4, 5, 6, 7])] {
             assert_eq!(Algorithm::parse(&algorithm.to_text()), Some(algorithm));
         }
+        for bias in [false, true] {
+            let shape = Shape { t: 3, n: 40, k: 8, bias };
+            assert_eq!(Shape::parse(&shape.to_string()), Some(shape));
+        }
+        assert_eq!(Shape::parse("[3, 8] x [40, 9]"), None);
         assert_eq!(Algorithm::parse("1 2 3"), None);
         assert_eq!(Algorithm::parse(""), None);
     }

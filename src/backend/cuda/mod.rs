@@ -285,9 +285,7 @@ impl Device for CudaDevice {
     }
 
     fn choices(&self, tokens: usize) -> std::collections::BTreeMap<String, String> {
-        let chosen = self.parts.gemm.chosen.borrow();
-        let of_step = chosen.iter().filter(|(shape, _)| shape.t == tokens);
-        of_step.map(|(shape, algorithm)| (shape.to_string(), algorithm.to_text())).collect()
+        self.parts.gemm.choices(tokens)
     }
 
     fn sensors(&self) -> Option<Sensors> {

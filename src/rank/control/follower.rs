@@ -17,6 +17,8 @@ pub struct Follower {
     stream: TcpStream,
     watchdog: Watchdog,
     pulses: Pulses,
+    /// The number of the last command.
+    call: u64,
 }
 
 impl Follower {
@@ -27,7 +29,7 @@ impl Follower {
         pulses: Pulses,
     ) -> std::io::Result<Self> {
         stream.set_read_timeout(None)?;
-        Ok(Self { rank, stream, watchdog, pulses })
+        Ok(Self { rank, stream, watchdog, pulses, call: 0 })
     }
 
     /// What ends this process if the run cannot go on.
@@ -42,26 +44,48 @@ impl Follower {
     /// If rank 0 is lost. The watchdog then ends the process as well.
     pub fn serve(mut self, work: Work<'_>) -> Result<(), RankError> {
         loop {
-            let (call, command) = match self.next()? {
-                Down::Call(call, command) => (call, command),
-                Down::Decided(key, _) => return Err(self.lost(&format!("it chose {key} unasked"))),
-            };
-            let over = command == Command::Shutdown;
-            let reply = match fault::at(command.name(), self.rank) {
-                true => {
-                    Reply::failed(crate::rank::error::LOST, format!("asked to fail at {}", command.name()))
-                }
-                false => work(&command, &mut self),
-            };
-            if over {
-                self.watchdog.finish();
-                self.pulses.bye();
-            }
-            self.send(&Up::Reply(call, reply))?;
-            if over {
+            let command = self.command()?;
+            let reply = work(&command, &mut self);
+            self.answer(&reply)?;
+            if command == Command::Shutdown {
                 return Ok(());
             }
         }
+    }
+
+    /// What rank 0 wants next, for who keeps something open over several commands; each is to be answered by [`Follower::answer`].
+    /// After [`Command::Shutdown`] nobody is lost any more.
+    ///
+    /// # Errors
+    /// If rank 0 is lost. The watchdog then ends the process as well.
+    pub fn command(&mut self) -> Result<Command, RankError> {
+        loop {
+            let command = match self.next()? {
+                Down::Call(call, command) => {
+                    self.call = call;
+                    command
+                }
+                Down::Decided(key, _) => return Err(self.lost(&format!("it chose {key} unasked"))),
+            };
+            if fault::at(command.name(), self.rank) {
+                let text = format!("asked to fail at {}", command.name());
+                self.answer(&Reply::failed(crate::rank::error::LOST, text))?;
+                continue;
+            }
+            if command == Command::Shutdown {
+                self.watchdog.finish();
+                self.pulses.bye();
+            }
+            return Ok(command);
+        }
+    }
+
+    /// Replies to the last command.
+    ///
+    /// # Errors
+    /// If rank 0 is lost.
+    pub fn answer(&mut self, reply: &Reply) -> Result<(), RankError> {
+        self.send(&Up::Reply(self.call, reply.clone()))
     }
 
     fn next(&mut self) -> Result<Down, RankError> {
