@@ -51,7 +51,7 @@ impl<'a> CudaCapture<'a> {
             )));
         }
         Ok(Self {
-            timed: Timed::new(&parts.kernels, l2)?,
+            timed: Timed::new(&parts.kernels, l2, parts.collectives.as_ref())?,
             saved: None,
             step: Step::new(parts, batch)?,
             prepared: false,
@@ -134,7 +134,8 @@ impl Capture for CudaCapture<'_> {
 
     fn profile(&mut self, name: &str, replays: u32) -> Result<Tracing, BackendError> {
         let kernels = self.parts.kernels.clone();
-        profile(self, &kernels, name, replays)
+        let meets = self.timed.meets();
+        profile(self, (&kernels, meets), name, replays)
     }
 
     fn expert_loads(&mut self) -> Result<Option<Vec<Vec<u32>>>, BackendError> {

@@ -35,7 +35,7 @@ pub(super) fn read_rate(parts: &Parts) -> Result<f64, BackendError> {
     uniform(kernels, pool.address(), bytes / 2, 0xbead, (1.0, 0.0))?;
     let function = kernels.get(File::State, &[], "read_sum")?;
     let sums = Buffer::new(&kernels.gpu, 16 * kernels.gpu.multiprocessors as usize * 4, "sums")?;
-    let mut timed = Timed::new(kernels, L2::Warm)?;
+    let mut timed = Timed::new(kernels, L2::Warm, None)?;
     timed.record(|| Ok(()), || read_sum(kernels, function, pool.address(), bytes, &sums))?;
     timed.replay()?;
     let times =
@@ -70,7 +70,7 @@ pub(super) fn gemm_rate(parts: &Parts, tuner: &Tuner) -> Result<GemmRate, Backen
     pool.repeat(0, NORMALS * 2, matrix)?;
     let algorithm = parts.gemm.chosen.borrow().get(&shape).copied();
     let algorithm = algorithm.ok_or_else(|| BackendError::Device("the product was not tuned".into()))?;
-    let mut timed = Timed::new(&parts.kernels, L2::Warm)?;
+    let mut timed = Timed::new(&parts.kernels, L2::Warm, None)?;
     timed
         .record(|| Ok(()), || (0..LAUNCHES).try_for_each(|_| parts.gemm.run(shape, algorithm, &operands)))?;
     let (mut times, mut clocks, mut total) = (Vec::new(), Vec::new(), 0.0);

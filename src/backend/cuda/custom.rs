@@ -9,6 +9,7 @@ use std::sync::Arc;
 pub use cudarc;
 use cudarc::driver::CudaStream;
 
+use super::collectives::Collectives;
 use super::gpu::Gpu;
 use super::kernels::Kernels;
 use super::profile::profile;
@@ -57,8 +58,30 @@ impl<F: CustomForward> CustomCapture<F> {
     /// # Errors
     /// If NVRTC or the GPU fails.
     pub fn new(gpu: &Arc<Gpu>, l2: L2, forward: F) -> Result<Self, BackendError> {
+        Self::of(gpu, l2, forward, None)
+    }
+
+    /// The same of one rank of several: replays begin together, and `forward` may communicate by the same collectives.
+    ///
+    /// # Errors
+    /// As for [`CustomCapture::new`].
+    pub fn of_rank(
+        gpu: &Arc<Gpu>,
+        l2: L2,
+        forward: F,
+        collectives: &Rc<dyn Collectives>,
+    ) -> Result<Self, BackendError> {
+        Self::of(gpu, l2, forward, Some(collectives))
+    }
+
+    fn of(
+        gpu: &Arc<Gpu>,
+        l2: L2,
+        forward: F,
+        collectives: Option<&Rc<dyn Collectives>>,
+    ) -> Result<Self, BackendError> {
         let kernels = Rc::new(Kernels::new(gpu, Dtype::Bfloat16)?);
-        Ok(Self { timed: Timed::new(&kernels, l2)?, forward, gpu: gpu.clone() })
+        Ok(Self { timed: Timed::new(&kernels, l2, collectives)?, forward, gpu: gpu.clone() })
     }
 }
 
@@ -94,7 +117,8 @@ impl<F: CustomForward> Capture for CustomCapture<F> {
 
     fn profile(&mut self, name: &str, replays: u32) -> Result<Tracing, BackendError> {
         let kernels = self.timed.kernels().clone();
-        profile(self, &kernels, name, replays)
+        let meets = self.timed.meets();
+        profile(self, (&kernels, meets), name, replays)
     }
 
     fn output(&mut self) -> Result<Vec<f32>, BackendError> {

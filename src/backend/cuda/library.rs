@@ -101,6 +101,24 @@ pub(super) fn cupti() -> Result<(), BackendError> {
     Ok(())
 }
 
+/// NCCL is there and has every call that is used; only several ranks need it.
+#[cfg(feature = "cuda")]
+pub(super) fn nccl(calls: &[&str]) -> Result<(), BackendError> {
+    const REMEDY: &str = "put the folder of libnccl.so.2, version 2.18 or newer, on LD_LIBRARY_PATH (`pip install nvidia-nccl-cu13`)";
+    present!(nccl::sys, b"ncclGetVersion\0", "libnccl", REMEDY);
+    let mut version = 0;
+    // SAFETY: the library is there and has the call, which writes one integer, 10000 × major + 100 × minor + patch.
+    unsafe { cudarc::nccl::sys::ncclGetVersion(&raw mut version) };
+    for call in calls {
+        // SAFETY: the library is there; the symbol's address is neither called nor read.
+        if unsafe { cudarc::nccl::sys::culib().get::<*const ()>(call.as_bytes()) }.is_err() {
+            let (major, minor) = (version / 10_000, version / 100 % 100);
+            return Err(missing(format!("libnccl is version {major}.{minor} and lacks {call}; {REMEDY}")));
+        }
+    }
+    Ok(())
+}
+
 fn new_enough(library: &str, (major, minor): (usize, usize), wheel: &str) -> Result<(), BackendError> {
     if major < MIN_MAJOR {
         return Err(missing(format!("{library} is version {major}.{minor}; {}", remedy(wheel))));

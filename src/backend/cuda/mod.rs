@@ -11,7 +11,8 @@
 //! | `weights`, `pool`, `device` | what a model on a GPU is made of |
 //! | `descriptor`, `gemm`, `tune` | dense products, and which algorithm computes them |
 //! | `experts` | blocks of experts as launches |
-//! | `collectives` | what ranks tell each other within a step |
+//! | `collectives`, `nccl` | what ranks tell each other within a step, and the library that does it |
+//! | `meeting` | where ranks wait for each other before a timed forward |
 //! | `plan`, `attention`, `step` | work lists, and operations as launches |
 //! | `graph`, `timed`, `capture` | graphs, the timed one, and a step's |
 //! | `ceilings`, `telemetry` | what the GPU can do at most; power, heat and neighbours |
@@ -34,7 +35,13 @@ mod gpu;
 mod graph;
 mod kernels;
 mod library;
+mod meeting;
 mod memory;
+#[cfg(feature = "cuda")]
+mod nccl;
+#[cfg(not(feature = "cuda"))]
+#[path = "nccl/absent.rs"]
+mod nccl;
 mod nvtx;
 mod plan;
 mod pool;
@@ -56,6 +63,7 @@ pub use gemm::{Products, gemv_defines};
 pub use gpu::Gpu;
 pub use library::available;
 pub use memory::Buffer;
+pub use nccl::{Nccl, nccl_available, nccl_library_path};
 
 use self::capture::CudaCapture;
 use self::device::{Parts, Ropes};
@@ -151,7 +159,7 @@ impl CudaDevice {
         &self.parts.kernels.gpu
     }
 
-    /// Lets the steps of later captures communicate with other ranks'.
+    /// Lets the steps of later captures communicate with other ranks', and their replays begin together.
     pub fn set_collectives(&mut self, collectives: Rc<dyn Collectives>) {
         self.parts.collectives = Some(collectives);
     }

@@ -17,10 +17,10 @@ const WARM_UP: u32 = 3;
 /// GPU's own.
 const BUSY_NANOS: u64 = 3_000_000;
 
-/// Traces `replays` replays of `capture`, whose kernels are those of `kernels`.
+/// Traces `replays` replays of `capture`, whose kernels are those of `kernels`, and which begin with a meeting of ranks or not.
 pub(super) fn profile(
     capture: &mut dyn Capture,
-    kernels: &Kernels,
+    (kernels, meets): (&Kernels, bool),
     name: &str,
     replays: u32,
 ) -> Result<Tracing, BackendError> {
@@ -40,7 +40,7 @@ pub(super) fn profile(
         drop(range);
         Ok(())
     });
-    let traced = session.and_then(|session| session.end(replays));
+    let traced = session.and_then(|session| session.end(replays, meets));
     replayed?;
     capture.record()?; // the next replay is of a graph that was made without the tracer
     Ok(traced.map_or_else(|error| Tracing::Untraced(why(&error)), Tracing::Traced))
@@ -99,9 +99,9 @@ mod session {
         }
 
         /// The last `replays` of the trace. The GPU must have been waited for.
-        pub(super) fn end(mut self, replays: u32) -> Result<Vec<Traced>, BackendError> {
+        pub(super) fn end(mut self, replays: u32, meets: bool) -> Result<Vec<Traced>, BackendError> {
             let kernels = self.stop()?;
-            let traced: Vec<Traced> = trace::replays(&kernels).iter().map(|replay| traced(replay)).collect();
+            let traced: Vec<Traced> = trace::replays(&kernels, meets).iter().map(traced).collect();
             let wanted = replays as usize;
             let Some(first) = traced.len().checked_sub(wanted) else {
                 return Err(BackendError::Device(format!(
@@ -158,7 +158,7 @@ mod session {
             ))
         }
 
-        pub(super) fn end(self, _replays: u32) -> Result<Vec<Traced>, BackendError> {
+        pub(super) fn end(self, _replays: u32, _meets: bool) -> Result<Vec<Traced>, BackendError> {
             match self.0 {}
         }
     }

@@ -1,11 +1,13 @@
-//! The timed graph: restore → flush → probe → start event → forward → end event → probe, and its replays.
+//! The timed graph: restore → flush → probe → meeting of ranks → start event → forward → end event → probe, and its replays.
 
 use std::rc::Rc;
 
+use super::collectives::Collectives;
 use super::compile::File;
 use super::gpu::Event;
 use super::graph::Graph;
 use super::kernels::{Arg, Function, Grid, Kernels};
+use super::meeting::Meeting;
 use super::memory::Buffer;
 use crate::backend::{BackendError, L2, Replay};
 use crate::stats::median;
@@ -13,6 +15,12 @@ use crate::units::Nanos;
 
 /// Shorter intervals say nothing about the clock: the global timer ticks too coarsely.
 const MIN_CLOCK_NANOS: f64 = 20_000.0;
+
+/// What lies between the stamps beside the forward.
+const STAMPS_NANOS: f64 = 100_000.0;
+
+/// The longest wait for other ranks that a clock is still told of: stamps further apart are taken for old ones.
+const WAIT_NANOS: f64 = 1e9;
 
 /// A graph with two events around its forward.
 pub(super) struct Timed {
@@ -22,11 +30,17 @@ pub(super) struct Timed {
     end: Event,
     probe: Probe,
     flush: Option<Flush>,
+    meeting: Option<Meeting>,
     kernels: Rc<Kernels>,
 }
 
 impl Timed {
-    pub(super) fn new(kernels: &Rc<Kernels>, l2: L2) -> Result<Self, BackendError> {
+    /// With collectives, replays begin when all ranks are there.
+    pub(super) fn new(
+        kernels: &Rc<Kernels>,
+        l2: L2,
+        collectives: Option<&Rc<dyn Collectives>>,
+    ) -> Result<Self, BackendError> {
         let gpu = &kernels.gpu;
         let flush = match l2 {
             L2::Warm => None,
@@ -38,6 +52,7 @@ impl Timed {
             end: Event::new(gpu)?,
             probe: Probe::new(kernels)?,
             flush,
+            meeting: collectives.map(|collectives| Meeting::new(gpu, collectives)).transpose()?,
             kernels: kernels.clone(),
         })
     }
@@ -49,8 +64,11 @@ impl Timed {
         forward: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         self.graph = None;
+        if let Some(meeting) = &self.meeting {
+            meeting.launch(&self.kernels.gpu)?; // what a library does at its first call is not for a capture
+        }
         self.kernels.gpu.synchronize()?;
-        let Self { start, end, probe, flush, kernels, .. } = self;
+        let Self { start, end, probe, flush, meeting, kernels, .. } = self;
         let graph = Graph::record(&kernels.gpu, || {
             kernels.no_overlap();
             before()?;
@@ -60,6 +78,9 @@ impl Timed {
             }
             kernels.no_overlap();
             probe.launch(kernels, 0)?;
+            if let Some(meeting) = meeting {
+                meeting.launch(&kernels.gpu)?;
+            }
             start.record(true)?;
             kernels.no_overlap();
             forward()?;
@@ -76,6 +97,11 @@ impl Timed {
         &self.kernels
     }
 
+    /// Whether replays wait for other ranks.
+    pub(super) fn meets(&self) -> bool {
+        self.meeting.is_some()
+    }
+
     /// Launches the graph, waits for it, and returns what its events and its probe say.
     pub(super) fn replay(&mut self) -> Result<Replay, BackendError> {
         let graph = self.graph.as_ref();
@@ -84,7 +110,8 @@ impl Timed {
         graph.launch()?;
         self.end.wait()?;
         let time = self.start.until(&self.end)?;
-        Ok(Replay { time, clock_mhz: self.probe.read(time)? })
+        let meets = self.meets();
+        Ok(Replay { time, clock_mhz: self.probe.read(time, meets)? })
     }
 }
 
@@ -156,28 +183,36 @@ impl Probe {
         unsafe { kernels.launch(self.function, self.grid, &[ring, state, rows, count, Arg::U32(side)]) }
     }
 
-    /// The median over multiprocessors of their clock during the replay that just ended, in MHz.
-    fn read(&mut self, time: Nanos) -> Result<Option<f64>, BackendError> {
+    /// The median over multiprocessors of their clock during the replay that just ended, in MHz; of ranks, with the time that they waited.
+    fn read(&mut self, time: Nanos, meets: bool) -> Result<Option<f64>, BackendError> {
         let row = self.replays % ROWS;
         self.replays += 1;
         let count = self.ring.bytes() / (ROWS * 32);
         let stamps: Vec<[u64; 2]> = self.ring.read(row * count * 32, count * 2)?;
-        Ok(clock(&stamps, time))
+        Ok(clock(&stamps, time, meets))
     }
 }
 
 /// Stamps whose distance does not fit the event interval are of another replay.
-fn clock(stamps: &[[u64; 2]], time: Nanos) -> Option<f64> {
-    let fits = |nanos: f64| nanos >= time.0 * 0.9 && nanos <= time.0 * 1.1 + 100_000.0;
-    let clocks: Vec<f64> = stamps
+///
+/// Ranks wait for each other between their stamps, up to [`WAIT_NANOS`]. As all multiprocessors wait for the same time, a stamp whose
+/// distance is not about the others' is an old one there.
+fn clock(stamps: &[[u64; 2]], time: Nanos, meets: bool) -> Option<f64> {
+    let wait = if meets { WAIT_NANOS } else { 0.0 };
+    let fits = |nanos: f64| nanos >= time.0 * 0.9 && nanos <= time.0 * 1.1 + STAMPS_NANOS + wait;
+    let spans: Vec<(f64, f64)> = stamps
         .as_chunks::<2>()
         .0
         .iter()
         .filter_map(|[before, after]| {
             let (cycles, nanos) = (after[0].checked_sub(before[0])?, after[1].checked_sub(before[1])?);
-            (fits(nanos as f64) && nanos > 0).then(|| cycles as f64 / nanos as f64 * 1e3)
+            (fits(nanos as f64) && nanos > 0).then_some((cycles as f64, nanos as f64))
         })
         .collect();
+    let usual = median(&spans.iter().map(|(_, nanos)| *nanos).collect::<Vec<f64>>())?;
+    let like_others = |nanos: f64| !meets || (nanos - usual).abs() <= time.0 * 0.1 + STAMPS_NANOS;
+    let of_now = spans.iter().filter(|(_, nanos)| like_others(*nanos));
+    let clocks: Vec<f64> = of_now.map(|(cycles, nanos)| cycles / nanos * 1e3).collect();
     if time.0 < MIN_CLOCK_NANOS { None } else { median(&clocks) }
 }
 
@@ -190,8 +225,23 @@ mod tests {
         let now = [[1_000, 5_000_000], [1_980_000, 6_000_000]]; // 1 979 000 cycles in 1 ms
         let old = [[0, 0], [500, 6_000_000]];
         let stamps: Vec<[u64; 2]> = now.into_iter().chain(old).chain(now).collect();
-        assert_eq!(clock(&stamps, Nanos(1e6)), Some(1979.0));
-        assert_eq!(clock(&stamps, Nanos(1e4)), None, "too short");
-        assert_eq!(clock(&old, Nanos(1e6)), None);
+        assert_eq!(clock(&stamps, Nanos(1e6), false), Some(1979.0));
+        assert_eq!(clock(&stamps, Nanos(1e4), false), None, "too short");
+        assert_eq!(clock(&old, Nanos(1e6), false), None);
+    }
+
+    #[test]
+    fn waiting_for_other_ranks_is_no_old_stamp() {
+        let waited = [[0, 0], [36_000_000, 20_000_000]]; // 20 ms at 1800 MHz, for a forward of 1 ms
+        let old = [[0, 0], [160_000_000, 200_000_000]]; // at 800 MHz
+        let stamps: Vec<[u64; 2]> = waited.into_iter().chain(old).chain(waited).collect();
+        assert_eq!(clock(&waited, Nanos(1e6), false), None);
+        assert_eq!(clock(&stamps, Nanos(1e6), true), Some(1800.0));
+        let alone: Vec<[u64; 2]> =
+            waited.into_iter().chain(old).chain(old).chain(waited).chain(waited).collect();
+        assert_eq!(clock(&alone, Nanos(1e6), true), Some(1800.0));
+        let older = [[0, 0], [1, 2_000_000_000]];
+        assert_eq!(clock(&older, Nanos(1e6), true), None, "more than a second");
+        assert_eq!(clock(&[], Nanos(1e6), true), None);
     }
 }

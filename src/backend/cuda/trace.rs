@@ -88,15 +88,21 @@ impl Tracer {
 /// The kernels of one replay of a timed graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Split<'a> {
-    /// KV put back, caches flushed, and the first clock probe.
+    /// KV put back, caches flushed, the first clock probe, and the ranks' meeting.
     pub before: &'a [KernelRecord],
-    /// The timed forward: what lies between the first and the second clock probe.
+    /// The timed forward: what lies between that and the second clock probe.
     pub forward: &'a [KernelRecord],
 }
 
+/// How NCCL's kernels begin.
+const NCCL: &str = "nccl";
+
 /// The replays in a trace of nothing else. One that lacks its second clock probe is left out.
+///
+/// Where ranks meet (`meets`), NCCL's first kernel directly after the first probe is that meeting. There is none among one rank
+/// alone, for which NCCL launches nothing, neither there nor for a sum in place that a forward may begin with.
 #[must_use]
-pub fn replays(kernels: &[KernelRecord]) -> Vec<Split<'_>> {
+pub fn replays(kernels: &[KernelRecord], meets: bool) -> Vec<Split<'_>> {
     let probes: Vec<usize> = kernels
         .iter()
         .enumerate()
@@ -106,17 +112,19 @@ pub fn replays(kernels: &[KernelRecord]) -> Vec<Split<'_>> {
     let mut begin = 0;
     let split = |pair: &[usize; 2]| {
         let [first, second] = *pair;
-        let split = Split { before: &kernels[begin..=first], forward: &kernels[first + 1..second] };
+        let meeting = meets && kernels[first + 1].name.starts_with(NCCL);
+        let start = first + 1 + usize::from(meeting);
+        let split = Split { before: &kernels[begin..start], forward: &kernels[start..second] };
         begin = second + 1;
         split
     };
     probes.as_chunks::<2>().0.iter().map(split).collect()
 }
 
-/// The kernels of each timed forward; what comes before (KV put back, caches flushed) is left out.
+/// The kernels of each timed forward of one rank; what comes before (KV put back, caches flushed) is left out.
 #[must_use]
 pub fn forwards(kernels: &[KernelRecord]) -> Vec<&[KernelRecord]> {
-    replays(kernels).iter().map(|replay| replay.forward).collect()
+    replays(kernels, false).iter().map(|replay| replay.forward).collect()
 }
 
 /// From the first start to the last end; kernels may overlap. Zero if there are none.
@@ -207,12 +215,30 @@ mod tests {
         };
         assert_eq!(spans(&kernels), [80.0, 80.0]);
         let before = |replay: &Split<'_>| replay.before.iter().map(|k| k.name.clone()).collect::<Vec<_>>();
-        let set_apart: Vec<_> = replays(&kernels).iter().map(before).collect();
+        let set_apart: Vec<_> = replays(&kernels, false).iter().map(before).collect();
         assert_eq!(set_apart, [["copy_segments", "clock_probe"], ["copy_segments", "clock_probe"]]);
         kernels.pop();
         assert_eq!(spans(&kernels), [80.0], "the last replay was cut off");
         assert!(forwards(&[]).is_empty() && forwards(&[kernel("a", 0, 1)]).is_empty());
         assert_eq!(span(&[]), Nanos(0.0));
+    }
+
+    #[test]
+    fn the_meeting_of_ranks_comes_before_the_forward() {
+        let sum = "ncclDevKernel_AllReduce_Sum_f32_RING_LL";
+        let replay = |names: &[&str]| -> Vec<KernelRecord> {
+            names.iter().zip(1..).map(|(name, at)| kernel(name, 10 * at, 10 * at + 5)).collect()
+        };
+        let forward = |kernels: &[KernelRecord], meets: bool| -> Vec<String> {
+            replays(kernels, meets)[0].forward.iter().map(|kernel| kernel.name.clone()).collect()
+        };
+        let met = replay(&["clock_probe", sum, "embed_gather", sum, "clock_probe"]);
+        assert_eq!(forward(&met, true), ["embed_gather", sum]);
+        assert_eq!(replays(&met, true)[0].before.len(), 2);
+        assert_eq!(forward(&met, false), [sum, "embed_gather", sum], "a forward of one's own may begin so");
+        let alone = replay(&["clock_probe", "embed_gather", "clock_probe"]);
+        assert_eq!(forward(&alone, true), ["embed_gather"]);
+        assert!(forward(&replay(&["clock_probe", "clock_probe"]), true).is_empty());
     }
 
     #[test]
