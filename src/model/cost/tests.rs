@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::backend::All2All;
-use crate::layout::{Layout, Place};
+use crate::layout::Place;
 
 const FOUR: ElementBytes = ElementBytes { weight: 4, kv: 4 };
 
