@@ -62,7 +62,7 @@ pub struct WeightSpec {
 }
 
 /// Elements that one task makes or converts.
-pub const PIECE: usize = 1 << 16;
+const PIECE: usize = 1 << 16;
 
 impl WeightSpec {
     /// Rows and columns of the whole weight.
@@ -77,7 +77,7 @@ impl WeightSpec {
         self.cut.as_ref().and_then(|cut| cut.rows.first()).map_or(0, |rows| rows.start)
     }
 
-    /// The memory of the weight, `[rows, cols]`, in pieces of at most [`PIECE`] elements that are contiguous in the whole weight too,
+    /// The memory of the weight, `[rows, cols]`, in pieces of at most 65536 elements that are contiguous in the whole weight too,
     /// each with the index of its first element there; both ascend.
     ///
     /// # Panics

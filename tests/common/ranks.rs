@@ -24,7 +24,8 @@ struct Meeting(Mutex<Table>, Condvar);
 
 /// One rank's way to the others.
 pub struct Threads {
-    place: Place,
+    /// The rank.
+    pub place: Place,
     /// One meeting for each group and its lowest rank.
     meetings: Arc<Vec<(Group, usize, Meeting)>>,
 }

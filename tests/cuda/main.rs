@@ -5,7 +5,10 @@ mod fixtures;
 mod ops;
 #[cfg(feature = "cuda")]
 mod profile;
+#[path = "../common/ranks.rs"]
+mod ranks;
 mod sanitized;
+mod sharded;
 mod support;
 mod timer;
 #[cfg(feature = "cuda")]

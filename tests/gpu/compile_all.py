@@ -70,11 +70,14 @@ def jobs(quick=False):
         for dtype in ("DTYPE_BF16", "DTYPE_F16"):
             for name in PLAIN:
                 yield name, arch, {dtype: 1}, {}
+            yield "embed", arch, {dtype: 1, "SHARD": 1}, {}
             for high in (0, 1):
                 for variant in HIGH_VARIANTS if high else GEMV_VARIANTS:
                     yield "gemv", arch, {dtype: 1, "HIGH_ROWS": high, **variant}, {}
             for m in MOE_MODELS:
                 yield "moe_route", arch, {dtype: 1, **m}, {}
+                yield "moe_route", arch, {dtype: 1, **m, "EP": 1}, {}
+                yield "moe_travel", arch, {dtype: 1, "TOP_K": m["TOP_K"]}, {}
             for v in MOE_VARIANTS:
                 for k, act in ((8, 0), (4, 1)):
                     yield "moe_gemm", arch, {dtype: 1, "KIND": 1, "TOP_K": k, "ACT": act, "INTERLEAVED": act, **v}, {"moe_gemm1": moe_shape(1, v)[2]}

@@ -100,6 +100,8 @@ impl Travel {
         self.pack(moe, scratch, x, tokens);
         let received = &mut self.received[..all * width];
         communicator.all_to_all(Group::Expert, &self.send[..all * width], received)?;
+        let received = &self.received[..all * width];
+        let mut slots = 0;
         for (row, received) in received.chunks_exact(width).enumerate() {
             let (x, choice) = received.split_at(hidden);
             let (experts, weights) = choice.split_at(moe.top_k);
@@ -107,7 +109,14 @@ impl Travel {
             scratch.weights[row * moe.top_k..][..moe.top_k].copy_from_slice(weights);
             for (chosen, &expert) in scratch.chosen[row * moe.top_k..].iter_mut().zip(experts) {
                 *chosen = if expert < 0.0 { NONE } else { expert as u32 };
+                slots += usize::from(moe.local_expert(*chosen as usize).is_some());
             }
+        }
+        if slots > moe.most_slots(tokens) {
+            return Err(BackendError::Device(format!(
+                "other ranks sent {slots} rows to {} experts, which {all} tokens cannot have chosen",
+                moe.local
+            )));
         }
         let partial = &mut self.partial[..all * hidden];
         scratch.compute(block, &self.x[..all * hidden], partial);

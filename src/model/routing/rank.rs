@@ -42,7 +42,7 @@ impl RankRouting {
     /// # Errors
     /// One line if the rule is impossible.
     pub fn own(&self) -> Result<Option<Choices>, String> {
-        let first = self.place.data() * self.tokens;
+        let first = self.place.data().saturating_mul(self.tokens);
         Choices::of(self.rule, self.layout, Slice { first, tokens: self.tokens }, self.seed)
     }
 
