@@ -4,7 +4,7 @@ use std::net::TcpStream;
 
 use serde_json::Value;
 
-use super::{Command, Down, Exchange, Reply, Up, Work};
+use super::{Command, Down, Exchange, Up, Work};
 use crate::rank::RankError;
 use crate::rank::notice::Notice;
 use crate::rank::pulse::Pulses;
@@ -48,9 +48,7 @@ impl Follower {
             };
             let over = command == Command::Shutdown;
             let reply = match fault::at(command.name(), self.rank) {
-                true => {
-                    Reply::failed(crate::rank::error::LOST, format!("asked to fail at {}", command.name()))
-                }
+                true => fault::reply(command.name()),
                 false => work(&command, &mut self),
             };
             if over {
@@ -65,11 +63,11 @@ impl Follower {
     }
 
     fn next(&mut self) -> Result<Down, RankError> {
-        wire::read(&mut self.stream, wire::MESSAGE_LIMIT).map_err(|error| self.lost(&error.to_string()))
+        wire::read(&mut self.stream, wire::MESSAGE_LIMIT).map_err(|error| self.lost(&wire::how(&error)))
     }
 
     fn send(&mut self, up: &Up) -> Result<(), RankError> {
-        wire::write(&mut self.stream, up).map_err(|error| self.lost(&error.to_string()))
+        wire::write(&mut self.stream, up).map_err(|error| self.lost(&wire::how(&error)))
     }
 
     fn lost(&self, how: &str) -> RankError {
