@@ -119,8 +119,7 @@ fn run(member: &Member, layout: Layout, arguments: &Arguments) -> Result<(), Ran
     let place = Place { layout, rank: member.rank };
     let Ready { joined, communicator } = rank::join(member, timeouts, place, arguments.collectives)?;
     let mut work = |command: &Command, exchange: &mut dyn Exchange| {
-        do_part(command, exchange, place, communicator.as_ref())
-            .unwrap_or_else(|error| Reply::failed(3, error))
+        do_part(command, exchange, place, communicator.as_ref()).unwrap_or_else(|failed| failed)
     };
     match joined {
         Joined::Follower(follower) => follower.serve(&mut work),
@@ -134,11 +133,11 @@ fn do_part(
     exchange: &mut dyn Exchange,
     place: Place,
     communicator: Option<&Arc<SocketCommunicator>>,
-) -> Result<Reply, Box<dyn std::error::Error>> {
+) -> Result<Reply, Reply> {
     match command {
         Command::Replay { n, seq } => {
             let replay = Replay { time: Nanos(1e3 + place.rank as f64), clock_mhz: None };
-            Ok(Reply::replayed(*seq, &vec![replay; usize::try_from(*n)?]))
+            Ok(Reply::replayed(*seq, &vec![replay; usize::try_from(*n).unwrap_or_default()]))
         }
         Command::Prepare(_) => {
             // The slowest rank decides: here the last one.
@@ -146,7 +145,10 @@ fn do_part(
             let choice = exchange.decide("algorithm", json!(place.rank), &mut { slowest })?;
             let mut sum = [place.rank as f32];
             if let Some(communicator) = communicator {
-                communicator.all_reduce(Group::World, &mut sum)?;
+                if rank::fault::at("collective", place.rank) {
+                    return Err(rank::fault::reply("collective"));
+                }
+                communicator.all_reduce(Group::World, &mut sum).map_err(|error| Reply::failed(3, error))?;
             }
             Ok(Reply::Done(json!([choice, sum[0]])))
         }

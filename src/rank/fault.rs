@@ -4,6 +4,8 @@
 //! (the step never ends), `exit` (status 7, without a word), `kill` (SIGKILL), `stop` (SIGSTOP), `fail` (the step answers with
 //! a failure). Steps: `connect`, and the names of commands in lower case: `prepare`, `check`, `replay`, `profile`, `finish`.
 
+use super::Reply;
+
 /// The variable.
 pub const VARIABLE: &str = "FORWARD_BENCH_FAULT";
 
@@ -27,6 +29,12 @@ pub fn at(step: &str, rank: usize) -> bool {
         },
     }
     false
+}
+
+/// The answer of a step that was asked to fail.
+#[must_use]
+pub fn reply(step: &str) -> Reply {
+    Reply::failed(3, format!("asked to fail at {step}"))
 }
 
 fn signal(signal: rustix::process::Signal) {

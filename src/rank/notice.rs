@@ -17,7 +17,7 @@ pub struct Notice {
     pub rank: usize,
     /// The exit status that it means.
     pub status: u8,
-    /// One line.
+    /// What it says; one line.
     pub message: String,
     /// Whether it is of another's silence: that one may still say why.
     pub weak: bool,
@@ -27,7 +27,7 @@ impl Notice {
     /// A rank's own failure.
     #[must_use]
     pub fn failed(rank: usize, status: u8, message: &str) -> Self {
-        Self { rank, status, message: format!("{}{}", prefix(rank), one_line(message)), weak: false }
+        Self { rank, status, message: one_line(message), weak: false }
     }
 
     /// A rank that is gone, as another sees it.
@@ -35,6 +35,13 @@ impl Notice {
     pub fn lost(rank: usize, how: &str) -> Self {
         let message = format!("rank {rank} was lost: {}", one_line(how));
         Self { rank, status: super::error::LOST, message, weak: true }
+    }
+
+    /// The line for the user: what a rank says of itself has its number before it.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let prefix = if self.weak { String::new() } else { prefix(self.rank) };
+        format!("{prefix}{}", self.message)
     }
 }
 
@@ -49,9 +56,9 @@ fn one_line(text: &str) -> String {
 }
 
 /// Prints the line with which a run ends.
-pub fn print(notice: &Notice) {
+pub fn print(line: &str) {
     // Where stderr is gone, too, only the exit status is left to say it with.
-    let _ = writeln!(std::io::stderr(), "error: {}", notice.message);
+    let _ = writeln!(std::io::stderr(), "error: {line}");
 }
 
 /// The watchdog of this process, once it has joined.
@@ -74,7 +81,7 @@ pub fn fail(status: u8, message: &str) -> ! {
     let member = launched(&|name| std::env::var(name).ok());
     let notice = Notice::failed(member.as_ref().map_or(0, |member| member.rank), status, message);
     if !member.is_some_and(|member| send(&member, &notice)) {
-        print(&notice);
+        print(&notice.line());
     }
     std::process::exit(i32::from(status))
 }
@@ -99,5 +106,5 @@ pub(super) fn send(member: &Member, notice: &Notice) -> bool {
     let Some(mut pipe) = PIPE.get_or_init(open).as_ref() else { return false };
     let mut line = serde_json::to_string(notice).unwrap_or_default();
     line.push('\n');
-    pipe.write_all(line.as_bytes()).is_ok() // short of PIPE_BUF, so that lines of several ranks do not mix
+    pipe.write_all(line.as_bytes()).is_ok()
 }

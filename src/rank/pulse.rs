@@ -120,7 +120,7 @@ fn listen(mut stream: TcpStream, silence: Duration, heard: &Heard) -> Result<(),
                 }
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(format!("its connection failed: {error}")),
+            Err(error) => return Err(wire::how(&error)),
         }
         while let Some(pulse) = wire::take(&mut bytes, LIMIT).map_err(|error| error.to_string())? {
             match pulse {

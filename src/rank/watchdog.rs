@@ -32,7 +32,7 @@ impl Default for Timeouts {
         Self {
             connect: Duration::from_secs(60),
             prepare: Duration::from_secs(300),
-            after_failure: Duration::from_secs(10),
+            after_failure: Duration::from_secs(6),
             silence: Duration::from_secs(5),
             settle: Duration::from_millis(500),
             hooks: Duration::from_secs(3),
@@ -133,9 +133,11 @@ impl Watchdog {
         }
     }
 
-    /// Ends the run for a failure of this rank.
+    /// Ends the run for a failure of this rank; one after the run's own end is only a consequence of that.
     pub fn fail(&self, status: u8, message: &str) -> ! {
-        self.trip(Notice::failed(self.0.rank, status, message));
+        if !self.tripped() {
+            self.trip(Notice::failed(self.0.rank, status, message));
+        }
         loop {
             std::thread::park(); // the watchdog's thread ends the process
         }
@@ -248,7 +250,7 @@ mod tests {
                 let _ = ended.send(status);
             }),
         );
-        watchdog.on_cause(move |notice| told.send(notice.message.clone()).unwrap());
+        watchdog.on_cause(move |notice| told.send(notice.line()).unwrap());
         (watchdog, told_here, ended_here)
     }
 

@@ -208,6 +208,17 @@ fn too_long(length: u64, limit: u64) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("a message of {length} bytes, where {limit} are allowed"))
 }
 
+/// How a connection was lost, in words.
+#[must_use]
+pub fn how(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+            "its connection closed".to_owned()
+        }
+        _ => format!("its connection failed: {error}"),
+    }
+}
+
 /// Values on the wire at a time, so that a payload needs no second copy.
 const CHUNK: usize = 1 << 14;
 

@@ -139,6 +139,14 @@ pub fn cuda_info(device: usize) -> Result<DeviceInfo, BackendError> {
     cuda::info(device)
 }
 
+/// Where the second stage of several ranks finds its libraries, if that is not where this process does.
+pub fn library_path(cli: &Cli) -> Result<Option<std::ffi::OsString>, Failure> {
+    if cli.layout().ranks() == 1 || *of(cli)? == Backend::Cpu {
+        return Ok(None);
+    }
+    cuda::library_path().map_err(|error| Failure::usage(error.to_string()))
+}
+
 /// The GPU of a rank that is the so-manyth of its host; where each rank is shown but one GPU, that one.
 pub fn device_of(local_rank: usize) -> usize {
     let only = cuda::info(0).is_ok() && cuda::info(1).is_err();
@@ -202,6 +210,10 @@ mod cuda {
 
     pub(super) fn info(device: usize) -> Result<DeviceInfo, BackendError> {
         cuda::info(device)
+    }
+
+    pub(super) fn library_path() -> Result<Option<std::ffi::OsString>, BackendError> {
+        cuda::nccl_library_path()
     }
 
     pub(super) fn can_trace() -> Result<(), BackendError> {
@@ -273,6 +285,10 @@ mod cuda {
     }
 
     pub(super) fn info(_device: usize) -> Result<DeviceInfo, BackendError> {
+        Err(absent())
+    }
+
+    pub(super) fn library_path() -> Result<Option<std::ffi::OsString>, BackendError> {
         Err(absent())
     }
 

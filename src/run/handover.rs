@@ -63,6 +63,9 @@ pub fn command(cli: &Cli, home: &Path) -> Result<Command, Failure> {
         .env(COMMAND_LINE, serde_json::to_string(&given).map_err(not_again)?)
         .env("CRITERION_HOME", home)
         .env_remove("CARGO_CRITERION_PORT");
+    if let Some(path) = super::backend::library_path(cli)? {
+        command.env("LD_LIBRARY_PATH", path);
+    }
     if let Some(name) = std::env::args_os().next() {
         std::os::unix::process::CommandExt::arg0(&mut command, name);
     }

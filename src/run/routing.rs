@@ -4,7 +4,6 @@ use super::Failure;
 use super::suite::Entry;
 use crate::backend::Routing;
 use crate::cli::{Cli, LoadFormat};
-use crate::layout::Place;
 use crate::measure::loads::Wanted;
 use crate::model::ModelConfig;
 use crate::model::cost::Reached;

@@ -1,7 +1,7 @@
 //! A member's part: sends its values to rank 0 and waits for the result.
 
 use std::collections::HashMap;
-use std::io::{self, BufReader, ErrorKind};
+use std::io::{self, BufReader};
 use std::net::TcpStream;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -65,9 +65,9 @@ impl SocketCommunicator {
             Link::Local(hub) => local(hub, self.place.rank, header, values),
             Link::Remote(stream) => remote(stream, &header, values).unwrap_or_else(|error| {
                 if let Some(watchdog) = &self.watchdog {
-                    watchdog.trip(Notice::lost(0, &how(&error)));
+                    watchdog.trip(Notice::lost(0, &wire::how(&error)));
                 }
-                Err(format!("rank 0 was lost: {}", how(&error)))
+                Err(format!("rank 0 was lost: {}", wire::how(&error)))
             }),
         };
         let result = outcome.map_err(|why| self.failed(op, &why))?;
@@ -113,14 +113,6 @@ fn remote(stream: &mut TcpStream, header: &Header, values: &[f32]) -> io::Result
     match outcome {
         Ok(count) => wire::read_values(&mut reader, count).map(Ok),
         Err(why) => Ok(Err(why)),
-    }
-}
-
-/// How a connection was lost.
-pub(super) fn how(error: &io::Error) -> String {
-    match error.kind() {
-        ErrorKind::UnexpectedEof => "its connection closed".to_owned(),
-        _ => error.to_string(),
     }
 }
 

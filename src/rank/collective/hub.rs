@@ -54,7 +54,7 @@ impl Hub {
                 let Err(error) = hub.serve(rank, &stream);
                 hub.lose(rank);
                 if let Some(watchdog) = &hub.watchdog {
-                    watchdog.trip(Notice::lost(rank, &super::client::how(&error)));
+                    watchdog.trip(Notice::lost(rank, &wire::how(&error)));
                 }
             });
         }

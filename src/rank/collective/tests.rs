@@ -55,11 +55,9 @@ fn each_collective_is_the_plain_one_in_every_group() {
                 let members = place.members(group);
                 let (size, mine) =
                     (members.len(), members.iter().position(|&rank| rank == place.rank).unwrap());
-                let sum: Vec<f32> = (0..count * size)
-                    .map(|at| {
-                        members.iter().map(|&rank| values(rank, count * size)[at]).fold(0.0, |a, b| a + b)
-                    })
-                    .collect();
+                let inputs: Vec<_> = members.iter().map(|&rank| values(rank, count * size)).collect();
+                let add = |at: usize| inputs.iter().map(|input| input[at]).fold(0.0, |a, b| a + b);
+                let sum: Vec<f32> = (0..count * size).map(add).collect();
                 let own = values(place.rank, count * size);
 
                 let mut data = own.clone();
@@ -72,15 +70,12 @@ fn each_collective_is_the_plain_one_in_every_group() {
 
                 let mut all = vec![0.0; count * size];
                 communicator.all_gather(group, &own[..count], &mut all).unwrap();
-                let expected: Vec<f32> =
-                    members.iter().flat_map(|&rank| values(rank, count * size)[..count].to_vec()).collect();
-                assert_eq!(all, expected);
+                let firsts = inputs.iter().flat_map(|input| &input[..count]);
+                assert!(all.iter().eq(firsts));
 
                 communicator.all_to_all(group, &own, &mut all).unwrap();
-                let parts = members
-                    .iter()
-                    .flat_map(|&rank| values(rank, count * size)[mine * count..(mine + 1) * count].to_vec());
-                assert_eq!(all, parts.collect::<Vec<f32>>());
+                let parts = inputs.iter().flat_map(|input| &input[mine * count..(mine + 1) * count]);
+                assert!(all.iter().eq(parts));
             }
         });
     }

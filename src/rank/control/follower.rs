@@ -68,8 +68,7 @@ impl Follower {
                 Down::Decided(key, _) => return Err(self.lost(&format!("it chose {key} unasked"))),
             };
             if fault::at(command.name(), self.rank) {
-                let text = format!("asked to fail at {}", command.name());
-                self.answer(&Reply::failed(crate::rank::error::LOST, text))?;
+                self.answer(&fault::reply(command.name()))?;
                 continue;
             }
             if command == Command::Shutdown {
@@ -89,11 +88,11 @@ impl Follower {
     }
 
     fn next(&mut self) -> Result<Down, RankError> {
-        wire::read(&mut self.stream, wire::MESSAGE_LIMIT).map_err(|error| self.lost(&error.to_string()))
+        wire::read(&mut self.stream, wire::MESSAGE_LIMIT).map_err(|error| self.lost(&wire::how(&error)))
     }
 
     fn send(&mut self, up: &Up) -> Result<(), RankError> {
-        wire::write(&mut self.stream, up).map_err(|error| self.lost(&error.to_string()))
+        wire::write(&mut self.stream, up).map_err(|error| self.lost(&wire::how(&error)))
     }
 
     fn lost(&self, how: &str) -> RankError {

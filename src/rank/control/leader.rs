@@ -43,7 +43,18 @@ struct Link {
 #[derive(Default)]
 struct Open {
     waiting: Vec<usize>,
+    /// Those that wait for a choice themselves.
+    choosing: Vec<usize>,
     deadline: Option<Deadline>,
+}
+
+impl Open {
+    /// Whom the others wait for.
+    fn late(&self) -> Vec<usize> {
+        let late: Vec<usize> =
+            self.waiting.iter().filter(|rank| !self.choosing.contains(rank)).copied().collect();
+        if late.is_empty() { self.waiting.clone() } else { late }
+    }
 }
 
 impl Leader {
@@ -97,10 +108,10 @@ impl Leader {
         work: Work<'_>,
     ) -> Result<Vec<Reply>, RankError> {
         self.calls += 1;
-        lock(&self.open).waiting = (0..self.world()).collect();
+        *lock(&self.open) = Open { waiting: (0..self.world()).collect(), ..Open::default() };
         let (open, name) = (self.open.clone(), command.name());
         let _deadline = self.watchdog.deadline(limit, move || {
-            let who = named(&lock(&open).waiting);
+            let who = named(&lock(&open).late());
             Notice::failed(
                 0,
                 error::LOST,
@@ -111,7 +122,7 @@ impl Leader {
             self.send(at, &Down::Call(self.calls, command.clone()))?;
         }
         let own = match fault::at(name, 0) {
-            true => Reply::failed(error::LOST, format!("asked to fail at {name}")),
+            true => fault::reply(name),
             false => work(command, self),
         };
         answered(&self.open, &self.watchdog, 0, &own);
@@ -155,7 +166,7 @@ impl Leader {
     fn send(&mut self, at: usize, down: &Down) -> Result<(), RankError> {
         let Link { rank, stream, .. } = &mut self.followers[at];
         let rank = *rank;
-        wire::write(stream, down).map_err(|error| self.lost(rank, &error.to_string()))
+        wire::write(stream, down).map_err(|error| self.lost(rank, &wire::how(&error)))
     }
 
     /// The follower's reply to the open call. One that would rather agree on something hears that it will not be.
@@ -209,6 +220,7 @@ impl Exchange for Leader {
         choose: &mut dyn FnMut(&[Value]) -> Value,
     ) -> Result<Value, RankError> {
         let (mut offers, mut offered, mut failed) = (vec![own], Vec::new(), None);
+        lock(&self.open).choosing.push(0);
         for at in 0..self.followers.len() {
             match self.next(at)? {
                 Up::Offer(of, value) if of == key => {
@@ -228,6 +240,7 @@ impl Exchange for Leader {
                 }
             }
         }
+        lock(&self.open).choosing.clear();
         let choice = failed.is_none().then(|| choose(&offers));
         for at in offered {
             self.send(at, &Down::Decided(key.to_owned(), choice.clone()))?;
@@ -255,15 +268,12 @@ impl Reader {
             let up: Up = match wire::read(&mut self.stream, wire::MESSAGE_LIMIT) {
                 Ok(up) => up,
                 Err(error) => {
-                    let how = match error.kind() {
-                        std::io::ErrorKind::UnexpectedEof => "its connection closed".to_owned(),
-                        _ => error.to_string(),
-                    };
-                    return self.watchdog.trip(Notice::lost(self.rank, &how));
+                    return self.watchdog.trip(Notice::lost(self.rank, &wire::how(&error)));
                 }
             };
-            if let Up::Reply(_, reply) = &up {
-                answered(&self.open, &self.watchdog, self.rank, reply);
+            match &up {
+                Up::Reply(_, reply) => answered(&self.open, &self.watchdog, self.rank, reply),
+                Up::Offer(..) => lock(&self.open).choosing.push(self.rank),
             }
             if self.sender.send(up).is_err() {
                 return;

@@ -128,6 +128,12 @@ impl Reply {
     }
 }
 
+impl From<RankError> for Reply {
+    fn from(error: RankError) -> Self {
+        Self::failed(error.status(), error)
+    }
+}
+
 /// All replies as values, in rank order.
 ///
 /// # Errors

@@ -34,7 +34,7 @@ pub fn all(
     for &channel in channels {
         let stream = one(member, channel, end, limit)?;
         if channel == Channel::Pulse {
-            let lost = |error: std::io::Error| RankError::Lost { rank: 0, how: error.to_string() };
+            let lost = |error: std::io::Error| RankError::Lost { rank: 0, how: wire::how(&error) };
             pulses.add(0, stream).map_err(lost)?;
         } else {
             streams.push(stream);

@@ -160,7 +160,7 @@ impl Door<'_> {
             let _ = wire::write_first(&mut stream, &Answer::Refused(text.clone())); // it may be gone
             return Err(RankError::Refused(text));
         }
-        let lost = |error: std::io::Error| RankError::Lost { rank, how: format!("while it joined: {error}") };
+        let lost = |error: std::io::Error| RankError::Lost { rank, how: wire::how(&error) };
         wire::write_first(&mut stream, &Answer::Welcome).map_err(lost)?;
         if channel == Channel::Pulse {
             pulses.add(rank, stream.try_clone().map_err(lost)?).map_err(lost)?;

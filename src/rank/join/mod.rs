@@ -71,7 +71,7 @@ fn lead(
     watchdog.on_cause(move |notice| {
         others.end(notice);
         if !notice::send(&own, notice) {
-            notice::print(notice);
+            notice::print(&notice.line());
         }
     });
     let (mut control, mut data) = (Vec::new(), Vec::new());
@@ -105,7 +105,7 @@ fn follow(
     let (heard, keep) = (watchdog.clone(), from_rank_0.clone());
     let pulses = Pulses::start(watchdog, move |notice| {
         *keep.lock().unwrap_or_else(PoisonError::into_inner) = Some(notice.clone());
-        heard.trip(Notice { weak: false, ..notice });
+        heard.trip(notice);
     });
     let (to_rank_0, own) = (pulses.clone(), member.clone());
     watchdog.on_cause(move |notice| {
@@ -126,14 +126,13 @@ fn follow(
 
 /// Rank 0 speaks to the user; a follower does only if that one cannot, and of several on a host one.
 fn tell_as_a_follower(own: &Member, notice: &Notice, heard: Option<Notice>, rank_0: &Pulses) {
-    let known = heard.is_some();
-    let reached = known || !notice.weak && rank_0.end(notice);
+    let reached = heard.is_some() || !notice.weak && rank_0.end(notice);
     if notice::send(own, &heard.unwrap_or_else(|| notice.clone())) || reached {
         return;
     }
     let speaks = own.rank == 1 || own.local_rank == 0;
     if !notice.weak || speaks {
-        notice::print(notice);
+        notice::print(&notice.line());
     }
 }
 

@@ -19,7 +19,7 @@ use super::join::bind;
 use super::launch::{LAUNCHED, Launcher, Local, Member};
 use super::notice::{self, Notice};
 use super::token::{self, Token};
-use super::{Endpoint, RankError, error};
+use super::{Endpoint, RankError};
 use verdict::Verdict;
 
 /// How long the ranks may take to end by themselves.
@@ -53,9 +53,7 @@ pub fn supervise(
         }
         None => local.control.clone(),
     };
-    let (reader, writer) = std::io::pipe().map_err(system)?;
-    rustix::io::ioctl_fionbio(&reader, true).map_err(|error| system(error.into()))?;
-    let mut ranks = Ranks { ranks: Vec::new(), notices: reader, unread: Vec::new(), interrupted };
+    let mut ranks = Ranks { ranks: Vec::new(), interrupted };
     for local_rank in 0..local.count {
         let rank = local.first + local_rank;
         let listener = listener.as_ref().filter(|_| rank == 0);
@@ -67,12 +65,12 @@ pub fn supervise(
             control: control.clone(),
             several_nodes: local.several_nodes,
             listener: listener.map(AsRawFd::as_raw_fd),
-            notices: Some(writer.as_raw_fd()),
+            notices: None,
         };
         let mut command = command(&member)?;
         ranks.start(&mut command, &member, &token)?;
     }
-    drop((listener, writer)); // of the ranks alone from now on
+    drop(listener); // rank 0's alone from now on
     ranks.wait()
 }
 
@@ -89,14 +87,15 @@ fn listen_to_signals() -> Result<Arc<AtomicBool>, RankError> {
 /// The ranks of this host; none outlives this value.
 struct Ranks {
     ranks: Vec<Rank>,
-    notices: std::io::PipeReader,
-    unread: Vec<u8>,
     interrupted: Arc<AtomicBool>,
 }
 
 struct Rank {
     rank: usize,
     child: Child,
+    /// What it tells, line by line.
+    notices: std::io::PipeReader,
+    unread: Vec<u8>,
     ended: Option<ExitStatus>,
     /// Whether it was killed here.
     killed: bool,
@@ -104,17 +103,24 @@ struct Rank {
 
 impl Ranks {
     fn start(&mut self, command: &mut Command, member: &Member, token: &Token) -> Result<(), RankError> {
+        let system = |error: std::io::Error| {
+            RankError::Usage(format!("rank {} could not be started: {error}", member.rank))
+        };
+        let (notices, writer) = std::io::pipe().map_err(system)?;
+        rustix::io::ioctl_fionbio(&notices, true).map_err(|error| system(error.into()))?;
+        let member = &Member { notices: Some(writer.as_raw_fd()), ..member.clone() };
         let text = serde_json::to_string(member).map_err(|error| RankError::Protocol(error.to_string()))?;
         command.env(LAUNCHED, text).env(token::VARIABLE, token.secret()).stdin(Stdio::null());
         let inherited: Vec<RawFd> = member.listener.into_iter().chain(member.notices).collect();
         let parent = rustix::process::getpid();
-        // SAFETY: between fork and exec only system calls are made; the descriptors are open, as `supervise` holds them.
+        // SAFETY: between fork and exec only system calls are made; the descriptors are open, here and in `supervise`.
         unsafe { command.pre_exec(move || settle(&inherited, parent)) };
         let child = command.spawn().map_err(|error| {
             let program = command.get_program().display();
             RankError::Usage(format!("rank {}: {program} could not be started: {error}", member.rank))
         })?;
-        self.ranks.push(Rank { rank: member.rank, child, ended: None, killed: false });
+        let rank = member.rank;
+        self.ranks.push(Rank { rank, child, notices, unread: Vec::new(), ended: None, killed: false });
         Ok(())
     }
 
@@ -141,7 +147,7 @@ impl Ranks {
         }
         self.look(&mut verdict);
         if let Some(line) = verdict.line() {
-            notice::print(&Notice { rank: 0, status: error::LOST, message: line, weak: false });
+            notice::print(&line);
         }
         Ok(verdict.status())
     }
@@ -155,15 +161,8 @@ impl Ranks {
                 verdict.ended(rank.rank, status);
             }
         }
-        let mut chunk = [0; 4096];
-        while let Ok(read @ 1..) = self.notices.read(&mut chunk) {
-            self.unread.extend_from_slice(&chunk[..read]);
-        }
-        while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.unread.drain(..=end).collect();
-            if let Ok(notice) = serde_json::from_slice(&line) {
-                verdict.heard(notice);
-            }
+        for rank in &mut self.ranks {
+            rank.told().for_each(|notice| verdict.heard(notice));
         }
     }
 
@@ -192,6 +191,20 @@ impl Ranks {
             self.look(&mut Verdict::default());
             std::thread::sleep(POLL);
         }
+    }
+}
+
+impl Rank {
+    /// What it has told since.
+    fn told(&mut self) -> impl Iterator<Item = Notice> {
+        let mut chunk = [0; 4096];
+        while let Ok(read @ 1..) = self.notices.read(&mut chunk) {
+            self.unread.extend_from_slice(&chunk[..read]);
+        }
+        let whole = self.unread.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let lines: Vec<u8> = self.unread.drain(..whole).collect();
+        let notices = lines.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
+        notices.collect::<Vec<_>>().into_iter()
     }
 }
 

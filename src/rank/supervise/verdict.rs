@@ -9,8 +9,8 @@ use crate::rank::notice::Notice;
 /// What is known so far; the first of each kind.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// What a rank said of itself.
-    said: Option<Notice>,
+    /// What ranks said of themselves.
+    said: Vec<Notice>,
     /// A rank that a signal ended.
     killed: Option<String>,
     /// A rank that was stopped.
@@ -28,8 +28,11 @@ pub struct Verdict {
 impl Verdict {
     /// A rank told something.
     pub fn heard(&mut self, notice: Notice) {
-        let place = if notice.weak { &mut self.guessed } else { &mut self.said };
-        place.get_or_insert(notice);
+        if notice.weak {
+            self.guessed.get_or_insert(notice);
+        } else {
+            self.said.push(notice);
+        }
     }
 
     /// A rank ended by itself.
@@ -54,13 +57,13 @@ impl Verdict {
 
     /// Whether the run is at its end, for better or worse: nobody has long to go any more.
     pub fn is_over(&self) -> bool {
-        self.rank_0.is_some() || self.said.is_some() || self.line().is_some()
+        self.rank_0.is_some() || self.line().is_some()
     }
 
     /// The line that says why, unless all went well or rank 0 has said it itself.
     pub fn line(&self) -> Option<String> {
-        if let Some(said) = &self.said {
-            return Some(said.message.clone());
+        if let Some(said) = self.said() {
+            return Some(said.line());
         }
         let surely = self.killed.as_ref().or(self.stopped.as_ref());
         let rank_0_said_it = self.rank_0.is_some_and(|status| status != 0 && status != LOST);
@@ -71,9 +74,16 @@ impl Verdict {
         self.exited.as_ref().or(guessed).or(self.followed.as_ref()).cloned()
     }
 
+    /// What was said first; by rank 0, if that one says the same.
+    fn said(&self) -> Option<&Notice> {
+        let first = self.said.first()?;
+        let by_rank_0 = self.said.iter().find(|said| said.rank == 0 && said.message == first.message);
+        by_rank_0.or(Some(first))
+    }
+
     /// The exit status of all.
     pub fn status(&self) -> u8 {
-        match (&self.said, self.line()) {
+        match (self.said(), self.line()) {
             (Some(said), _) => said.status,
             (None, Some(_)) => LOST,
             (None, None) => self.rank_0.unwrap_or(0), // which may be on another host
@@ -122,6 +132,8 @@ mod tests {
         verdict.ended(0, exit(4));
         verdict.heard(Notice::failed(1, 3, "out of memory"));
         assert_eq!((verdict.line().as_deref(), verdict.status()), (Some("rank 1: out of memory"), 3));
+        verdict.heard(Notice::failed(0, 3, "out of memory"));
+        assert_eq!(verdict.line().as_deref(), Some("out of memory"));
     }
 
     #[test]

@@ -21,6 +21,16 @@ pub struct Links {
     pub gpu: Option<std::rc::Rc<dyn crate::backend::cuda::Collectives>>,
 }
 
+impl Links {
+    fn of_host(host: Option<Arc<dyn Communicator>>) -> Self {
+        Self {
+            host,
+            #[cfg(feature = "cuda-api")]
+            gpu: None,
+        }
+    }
+}
+
 /// What makes the ranks agree; the value says which command this is.
 pub const BEGIN: &str = "begin";
 
@@ -58,12 +68,10 @@ pub fn begin(
     if let Some(line) = difference(&own, &common) {
         return Err(Failure { status: USAGE, message: line });
     }
-    let mut links = Links::default();
-    links.host = host;
-    if *backend::of(cli)? != Backend::Cpu {
-        connect_gpus(cli, exchange, watchdog, &mut links)?;
+    match backend::of(cli)? {
+        Backend::Cpu => Ok(Links::of_host(host)),
+        Backend::Cuda(_) => connect_gpus(cli, exchange, watchdog),
     }
-    Ok(links)
 }
 
 /// What must be the same on all ranks.
@@ -90,8 +98,7 @@ fn connect_gpus(
     cli: &Cli,
     exchange: &mut dyn Exchange,
     watchdog: &crate::rank::Watchdog,
-    links: &mut Links,
-) -> Result<(), Failure> {
+) -> Result<Links, Failure> {
     use crate::backend::cuda::{Gpu, Nccl};
     let failed = |error: crate::backend::BackendError| Failure::usage(error.to_string());
     let place = cli.place();
@@ -102,8 +109,7 @@ fn connect_gpus(
     let gpu = Gpu::open(cli.device).map_err(failed)?;
     let nccl = Nccl::new(&gpu, place, &id).map_err(failed)?;
     watchdog.on_end(nccl.abort_hook());
-    links.gpu = Some(nccl);
-    Ok(())
+    Ok(Links { host: None, gpu: Some(nccl) })
 }
 
 #[cfg(not(feature = "cuda-api"))]
@@ -111,7 +117,6 @@ fn connect_gpus(
     _cli: &Cli,
     _exchange: &mut dyn Exchange,
     _watchdog: &crate::rank::Watchdog,
-    _links: &mut Links,
-) -> Result<(), Failure> {
+) -> Result<Links, Failure> {
     Err(Failure::usage("this executable was built without the feature `cuda`; build it with"))
 }
