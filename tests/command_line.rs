@@ -170,10 +170,15 @@ fn without_bench_it_is_test_mode() {
 #[test]
 fn under_a_launcher_it_measures() {
     let quick = QUICK.replace("--bench ", "");
-    for variable in ["RANK", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK"] {
+    let torchrun = [("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "29650")];
+    let slurm =
+        [("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_JOB_ID", "1")];
+    let prefix = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"].map(|name| (name, "0"));
+    let open_mpi = [prefix[0], prefix[1], ("OMPI_COMM_WORLD_SIZE", "1"), ("MASTER_PORT", "29652")];
+    for variables in [torchrun, slurm, open_mpi] {
         let bench = Bench::new();
         let mut command = bench.command(&format!("{quick} --case d=1@8"));
-        let run = Run::of(command.env(variable, "0").output().unwrap()).expect(0);
+        let run = Run::of(command.envs(variables).output().unwrap()).expect(0);
         assert!(run.stdout.contains("time:"), "{}", run.stdout);
     }
 }
@@ -275,17 +280,6 @@ fn a_reader_that_goes_away_ends_it_in_silence() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(text.contains("error: stdout: No space left on device"), "{text}");
-}
-
-#[test]
-fn a_launcher_of_several_processes_is_refused() {
-    for variables in
-        [[("RANK", "1"), ("WORLD_SIZE", "2")], [("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_JOB_ID", "1")]]
-    {
-        let bench = Bench::new();
-        let run = Run::of(bench.command("--list").envs(variables).output().unwrap());
-        run.refused(2, &["this version runs one rank"]);
-    }
 }
 
 #[test]

@@ -24,7 +24,9 @@ pub mod wire;
 pub use control::{Command, Exchange, Follower, Leader, Reply};
 pub use error::RankError;
 pub use join::{Joined, Ready, join};
-pub use launch::{Endpoint, LAUNCHED, Launch, Launcher, Local, Member, Nodes, is_launched, launched};
+pub use launch::{
+    Endpoint, LAUNCHED, Launch, Launcher, Local, Member, Nodes, claimed_rank, is_launched, launched,
+};
 pub use notice::{end_if_lost, fail};
 pub use slowest::{RankTimes, Slowest};
 pub use supervise::supervise;

@@ -101,10 +101,13 @@ fn one_line(text: &str) -> String {
 /// Everything that needs no device; ends by replacing the process, unless there is nothing to measure.
 fn first_stage() -> Result<u8, Failure> {
     let mut cli = Cli::from_command_line(handover::arguments()?.into_iter(), ranks::is_launched());
-    refuse::check_values(&cli).map_err(Failure::usage)?;
+    let role = refuse::check_values(&cli).map_err(Failure::usage).and_then(|()| ranks::role(&cli));
     let home = handover::criterion_home();
-    if !ranks::role(&cli)?.speaks() {
-        return follow(&cli, &home);
+    match role {
+        Err(failure) if ranks::is_echo() => std::process::exit(i32::from(failure.status)),
+        Err(failure) => return Err(failure),
+        Ok(role) if !role.speaks() => return follow(&cli, &home),
+        Ok(_) => {}
     }
     if let Some(status) = without_a_suite(&cli, &home)? {
         return Ok(status);

@@ -49,8 +49,13 @@ impl Bench {
             .args(arguments.split_whitespace())
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .env("CRITERION_HOME", self.home.path());
-        for variable in ["RANK", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "CARGO_TARGET_DIR"] {
-            command.env_remove(variable);
+        for (variable, _) in std::env::vars_os() {
+            let name = variable.to_string_lossy();
+            let of_a_launcher =
+                ["RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "CARGO_TARGET_DIR"];
+            if of_a_launcher.iter().any(|start| name.starts_with(start)) {
+                command.env_remove(&variable);
+            }
         }
         command
     }

@@ -133,6 +133,12 @@ pub fn launched(env: &dyn Fn(&str) -> Option<String>) -> Option<Member> {
     serde_json::from_str(&env(LAUNCHED)?).ok()
 }
 
+/// Which rank a launcher made of this process, where its variables agree; whether there is a layout for it is another question.
+#[must_use]
+pub fn claimed_rank(env: &dyn Fn(&str) -> Option<String>) -> Option<usize> {
+    variables::claim(env).ok().flatten().map(|claim| claim.rank)
+}
+
 /// Whether some launcher started this process as a rank, however the variables fit together.
 #[must_use]
 pub fn is_launched(env: &dyn Fn(&str) -> Option<String>) -> bool {

@@ -11,7 +11,7 @@ mod together;
 
 pub use begin::Links;
 pub use crew::Crew;
-pub use start::{is_launched, launch, refuse_launcher, role, run_suite};
+pub use start::{is_echo, is_launched, launch, refuse_launcher, role, run_suite};
 pub use together::Together;
 
 use std::time::Duration;

@@ -21,6 +21,11 @@ pub fn is_launched() -> bool {
     rank::is_launched(&environment)
 }
 
+/// Whether rank 0 of the same launch finds what this process finds in the command line and in what launchers say, and says it.
+pub fn is_echo() -> bool {
+    rank::claimed_rank(&environment).is_some_and(|rank| rank > 0)
+}
+
 /// What a process is among the ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
