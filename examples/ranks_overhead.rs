@@ -63,9 +63,6 @@ struct Arguments {
     /// A port there.
     #[arg(long)]
     master_port: Option<u16>,
-    /// `cargo bench` and `cargo test` add this to every bench and example.
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 fn main() -> ExitCode {

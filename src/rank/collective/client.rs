@@ -47,6 +47,7 @@ impl SocketCommunicator {
     /// Of another rank, over its connection to rank 0.
     #[must_use]
     pub fn remote(stream: TcpStream, place: Place, watchdog: Option<Watchdog>) -> Self {
+        let _ = stream.set_nodelay(true); // a header goes before its values; else it is only slower
         Self::new(Link::Remote(stream), place, watchdog)
     }
 

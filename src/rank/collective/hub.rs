@@ -49,6 +49,7 @@ impl Hub {
         for (rank, stream) in streams {
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(None)?;
+            stream.set_nodelay(true)?; // a header goes before its values
             let hub = hub.clone();
             std::thread::spawn(move || {
                 let Err(error) = hub.serve(rank, &stream);

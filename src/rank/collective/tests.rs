@@ -1,3 +1,5 @@
+//! Tests of `rank::collective`.
+
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 

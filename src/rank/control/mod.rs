@@ -194,3 +194,6 @@ enum Up {
     /// This rank's value.
     Offer(String, Value),
 }
+
+#[cfg(test)]
+mod tests;

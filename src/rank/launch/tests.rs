@@ -1,3 +1,5 @@
+//! Tests of `rank::launch`.
+
 use super::variables::first_host;
 use super::*;
 
