@@ -161,3 +161,37 @@ fn a_device_alone_refuses_steps_of_several_ranks() {
         assert!(error.contains(words) && error.contains("no way to them"), "{error}");
     }
 }
+
+/// Sends every token to the first expert, over and over.
+struct Absurd;
+
+impl Communicator for Absurd {
+    fn all_reduce(&self, _: Group, _: &mut [f32]) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn all_gather(&self, _: Group, _: &[f32], _: &mut [f32]) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn reduce_scatter(&self, _: Group, _: &[f32], _: &mut [f32]) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn all_to_all(&self, _: Group, _: &[f32], receive: &mut [f32]) -> Result<(), BackendError> {
+        receive.fill(0.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn rows_that_nobody_can_have_chosen_are_refused() {
+    let spread = sent(3);
+    let place = Place { layout: spread.layout, rank: 0 };
+    // Each rank has two experts, and a token three.
+    let model = model(&config("qwen3-moe-sparse-tiny", None), place, spread.all2all);
+    let mut device = device(&model, &DUMMY);
+    device.set_communicator(Arc::new(Absurd)).unwrap();
+    let batch = batch(&model, "a=1@9", 0);
+    device.init_kv(&batch).unwrap();
+    let forward = |ops: &mut dyn Ops| model.forward(ops);
+    let error = device.capture(&batch, &forward).unwrap().eager().unwrap_err().to_string();
+    assert_eq!(error, "other ranks sent 9 rows to 2 experts, which 3 tokens cannot have chosen");
+}

@@ -100,9 +100,24 @@ impl Travel {
         self.pack(moe, scratch, x, tokens);
         let received = &mut self.received[..all * width];
         communicator.all_to_all(Group::Expert, &self.send[..all * width], received)?;
-        let received = &self.received[..all * width];
-        let mut slots = 0;
-        for (row, received) in received.chunks_exact(width).enumerate() {
+        self.receive(moe, scratch, hidden, tokens)?;
+        let partial = &mut self.partial[..all * hidden];
+        scratch.compute(block, &self.x[..all * hidden], partial);
+        communicator.all_to_all(Group::Expert, partial, &mut self.back[..all * hidden])?;
+        self.unpack(hidden, tokens, out);
+        Ok(())
+    }
+
+    /// Takes what was received apart. Fails if it is more than the experts here can have been chosen for.
+    fn receive(
+        &mut self,
+        moe: &Moe,
+        scratch: &mut Scratch,
+        hidden: usize,
+        tokens: usize,
+    ) -> Result<(), BackendError> {
+        let (all, width, mut slots) = (moe.data * tokens, row_width(hidden, moe), 0);
+        for (row, received) in self.received[..all * width].chunks_exact(width).enumerate() {
             let (x, choice) = received.split_at(hidden);
             let (experts, weights) = choice.split_at(moe.top_k);
             self.x[row * hidden..][..hidden].copy_from_slice(x);
@@ -112,17 +127,13 @@ impl Travel {
                 slots += usize::from(moe.local_expert(*chosen as usize).is_some());
             }
         }
-        if slots > moe.most_slots(tokens) {
-            return Err(BackendError::Device(format!(
-                "other ranks sent {slots} rows to {} experts, which {all} tokens cannot have chosen",
-                moe.local
-            )));
+        if slots <= moe.most_slots(tokens) {
+            return Ok(());
         }
-        let partial = &mut self.partial[..all * hidden];
-        scratch.compute(block, &self.x[..all * hidden], partial);
-        communicator.all_to_all(Group::Expert, partial, &mut self.back[..all * hidden])?;
-        self.unpack(hidden, tokens, out);
-        Ok(())
+        Err(BackendError::Device(format!(
+            "other ranks sent {slots} rows to {} experts, which {all} tokens cannot have chosen",
+            moe.local
+        )))
     }
 
     /// Writes, for each rank, a row for each token that chose one of its experts, in the tokens' order; other experts are -1, and
