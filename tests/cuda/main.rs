@@ -2,14 +2,22 @@
 #![cfg(feature = "cuda-api")]
 
 mod fixtures;
+mod host;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod ops;
 #[cfg(feature = "cuda")]
 mod profile;
+#[path = "../common/ranks.rs"]
+mod ranks;
 mod sanitized;
+mod shards;
 mod support;
 mod timer;
 #[cfg(feature = "cuda")]
 mod trace;
+#[cfg(feature = "cuda")]
+mod two_gpus;
 mod weights;
 
 use forward_bench::backend::cuda;
