@@ -119,7 +119,8 @@ fn bad_settings_are_refused_by_name() {
     refused("--bench --hf-overrides {", &["--hf-overrides"]);
     refused("--bench --load-format safetensors", &["safetensors", "--model"]);
     refused("--bench --routing balanced", &["--routing", "no experts"]);
-    refused("--bench -tp 2", &["--tensor-parallel-size 2", "one rank"]);
+    refused("--bench -tp 2", &["--tensor-parallel-size 2", "9"]);
+    refused("--bench -pp 2", &["--pipeline-parallel-size 2", "one stage"]);
     refused("--bench --kv-cache-memory-bytes 1X", &["--kv-cache-memory-bytes"]);
     refused("--bench --output-json no/such/folder/x.json", &["--output-json", "no/such/folder"]);
     refused("--bench --output-json src", &["--output-json", "folder"]);

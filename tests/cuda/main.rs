@@ -2,6 +2,9 @@
 #![cfg(feature = "cuda-api")]
 
 mod fixtures;
+mod host;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod ops;
 #[cfg(feature = "cuda")]
 mod profile;
@@ -9,10 +12,13 @@ mod profile;
 mod ranks;
 mod sanitized;
 mod sharded;
+mod shards;
 mod support;
 mod timer;
 #[cfg(feature = "cuda")]
 mod trace;
+#[cfg(feature = "cuda")]
+mod two_gpus;
 mod weights;
 
 use forward_bench::backend::cuda;
