@@ -143,10 +143,10 @@ mod tests {
         let (other, system) =
             (root.join("elsewhere"), with(&root, "usr/lib", "libnccl.so.2").join("libnccl.so.2"));
         let nothing = |_: &CStr, _: &CStr| None;
-        assert_eq!(find(&[other.clone()], &nothing), None);
+        assert_eq!(find(std::slice::from_ref(&other), &nothing), None);
         assert_eq!(find(&[other.clone(), cuda.clone()], &nothing), Some(wheel.clone()));
         let by_loader = |name: &CStr, _: &CStr| (name == c"libnccl.so.2").then(|| system.clone());
-        assert_eq!(find(&[cuda.clone()], &by_loader), Some(system.clone()));
+        assert_eq!(find(std::slice::from_ref(&cuda), &by_loader), Some(system.clone()));
         let nvrtc = |name: &CStr, _: &CStr| (name == c"libnvrtc.so.13").then(|| cuda.join("libnvrtc.so.13"));
         assert_eq!(find(&[], &nvrtc), Some(wheel.clone()));
         let own = with(&root, "own", "libnccl.so.2");
