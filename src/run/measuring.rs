@@ -1,6 +1,6 @@
 //! Measuring one prepared case through Criterion: the checks and the warm-up, Criterion's calls, and the replays that count.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::compare::Baselines;
 use super::progress::Progress;
@@ -68,12 +68,14 @@ impl Measuring<'_> {
         let protocol = backend::of(self.cli)?.protocol(self.takes_turns);
         let protocol = if measures { protocol } else { protocol.without_warm_up() };
         let preparing = Progress::start(format!("{}: checking and warming up", entry.id));
+        let begin = Instant::now();
         let checks = crew.check(capture, &protocol)?;
+        let most = begin.elapsed(); // of a replay: the checks make several
         if !measures {
             drop(preparing);
-            return self.run_once(group, step, (capture, crew)).map(|()| None);
+            return self.run_once(group, step, (capture, crew), most).map(|()| None);
         }
-        let mut together = Together::new(capture, crew.leader());
+        let mut together = Together::new(capture, crew.leader(), most);
         let warm = measure::warm_up(&mut together, &protocol);
         let (wall, steady) = warm.map_err(|error| Failure::case(error.to_string()))?;
         drop(preparing);
@@ -98,9 +100,10 @@ impl Measuring<'_> {
         group: &mut Group<'_>,
         Step { entry, batch, wanted, .. }: Step<'_>,
         (capture, crew): (&mut dyn Capture, &mut Crew),
+        most: Duration,
     ) -> Result<(), Failure> {
         let mut broken = None;
-        let mut together = Together::new(capture, crew.leader());
+        let mut together = Together::new(capture, crew.leader(), most);
         group.bench(names(entry), self.tokens(batch), None, |n| {
             measure::replay(&mut together, n).map_err(|error| broken = Some(error)).ok()
         });

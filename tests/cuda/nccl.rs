@@ -43,7 +43,14 @@ fn nccl_is_found_or_missed_in_one_line() {
     let test = "nccl::nccl_is_found_or_missed_in_one_line";
     let found = nccl_library_path().unwrap();
     apart(test, || match nccl_available() {
-        Ok(()) => println!("NCCL is there"),
+        Ok(()) => {
+            println!("NCCL is there");
+            // Without a GPU or a network it may refuse.
+            match Nccl::unique_id() {
+                Ok(id) => assert_eq!(id.len(), 128),
+                Err(error) => assert!(error.to_string().starts_with("NCCL: making an id"), "{error}"),
+            }
+        }
         Err(error) => {
             let text = error.to_string();
             assert!(!text.contains('\n') && text.contains("nccl"), "{text:?}");
@@ -87,6 +94,13 @@ impl CustomForward for Chain {
         nccl.together(&mut || nccl.all_to_all(gpu, Group::Tensor, c, d.address))
     }
 
+    fn restore(&mut self, stream: &Arc<CudaStream>) -> Result<(), BackendError> {
+        let mut later = self.buffers[1..].iter_mut();
+        later
+            .try_for_each(|buffer| stream.memset_zeros(buffer))
+            .map_err(|e| BackendError::Device(e.to_string()))
+    }
+
     fn output(&mut self) -> Result<Option<Vec<f32>>, BackendError> {
         let bytes = self.gpu.stream.clone_dtoh(&self.buffers[3]).unwrap();
         Ok(Some(bytes.into_iter().map(f32::from).collect()))
@@ -108,7 +122,10 @@ fn a_world_of_one_replays_every_collective() {
             let collectives: Rc<dyn Collectives> = nccl.clone();
             let mut capture = CustomCapture::of_rank(&gpu, L2::Warm, chain, &collectives).unwrap();
             let expected: Vec<f32> = bytes.iter().map(|byte| f32::from(*byte)).collect();
-            assert!(capture.output().unwrap() != expected, "the last buffer is empty before");
+            capture.eager().unwrap();
+            assert!(capture.output().unwrap() == expected, "{dtype:?}, eagerly");
+            capture.restore().unwrap();
+            assert!(capture.output().unwrap() != expected, "a replay has nothing to do");
             capture.record().unwrap();
             for _ in 0..3 {
                 let replay = capture.replay().unwrap();

@@ -5,19 +5,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forward_bench::backend::cpu::CpuDevice;
-use forward_bench::backend::cuda::custom::cudarc::driver::result;
-use forward_bench::backend::cuda::{Collectives, CudaDevice, CudaOptions, Gpu, Products, Span};
-use forward_bench::backend::{
-    All2All, BackendError, Communicator, Device, Dtype, Ops, Routing, Weights, dummy,
-};
+use forward_bench::backend::cuda::{CudaDevice, CudaOptions, Products};
+use forward_bench::backend::{All2All, Device, Dtype, Ops, Routing, Weights, dummy};
 use forward_bench::batch::{Batch, BatchPlan, Limits};
-use forward_bench::layout::{Group, Layout, Place};
+use forward_bench::layout::{Layout, Place};
 use forward_bench::measure::loads::{self, Wanted};
 use forward_bench::model::routing::{self, RankRouting, Rule};
 use forward_bench::model::{Model, ModelConfig};
 use forward_bench::units::Bytes;
-use half::bf16;
 
+use crate::host::Host;
 use crate::ranks::{Threads, on_ranks};
 use crate::support::{cuda_options, outputs};
 
@@ -25,75 +22,6 @@ use crate::support::{cuda_options, outputs};
 const CASE: &str = "m=3*1@40,2*4@50:3,20@60c,9@40,17";
 const TOKENS: usize = 3 + 8 + 20 + 9 + 17;
 const WEIGHTS: Weights<'_> = Weights::Dummy { seed: 5 };
-
-/// Collectives that wait for the stream and go through the host: bfloat16, or four bytes that are only moved.
-struct ThroughHost(Arc<Threads>);
-
-fn failed(error: impl std::fmt::Debug) -> BackendError {
-    BackendError::Device(format!("a copy: {error:?}"))
-}
-
-fn read(gpu: &Gpu, span: Span) -> Result<Vec<f32>, BackendError> {
-    gpu.context.bind_to_thread().map_err(failed)?;
-    gpu.synchronize()?;
-    if span.dtype == Dtype::Float32 {
-        let mut bits = vec![0_u32; span.count];
-        // SAFETY: the span is device memory of so many elements.
-        unsafe { result::memcpy_dtoh_sync(&mut bits, span.address) }.map_err(failed)?;
-        return Ok(bits.into_iter().map(f32::from_bits).collect());
-    }
-    let mut bits = vec![0_u16; span.count];
-    // SAFETY: as above.
-    unsafe { result::memcpy_dtoh_sync(&mut bits, span.address) }.map_err(failed)?;
-    Ok(bits.into_iter().map(|bits| bf16::from_bits(bits).to_f32()).collect())
-}
-
-fn write(span: Span, values: &[f32]) -> Result<(), BackendError> {
-    if span.dtype == Dtype::Float32 {
-        let bits: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
-        // SAFETY: the receiver has room for so many elements, as the device says by its span.
-        return unsafe { result::memcpy_htod_sync(span.address, &bits) }.map_err(failed);
-    }
-    let bits: Vec<u16> = values.iter().map(|value| bf16::from_f32(*value).to_bits()).collect();
-    // SAFETY: as above.
-    unsafe { result::memcpy_htod_sync(span.address, &bits) }.map_err(failed)
-}
-
-impl ThroughHost {
-    fn members(&self, group: Group) -> usize {
-        self.0.place.members(group).len()
-    }
-}
-
-impl Collectives for ThroughHost {
-    fn all_reduce(&self, gpu: &Gpu, group: Group, data: Span) -> Result<(), BackendError> {
-        let mut values = read(gpu, data)?;
-        self.0.all_reduce(group, &mut values)?;
-        write(data, &values)
-    }
-
-    fn all_gather(&self, gpu: &Gpu, group: Group, mine: Span, all: u64) -> Result<(), BackendError> {
-        let values = read(gpu, mine)?;
-        let mut gathered = vec![0.0; values.len() * self.members(group)];
-        self.0.all_gather(group, &values, &mut gathered)?;
-        write(Span { address: all, ..mine }, &gathered)
-    }
-
-    fn reduce_scatter(&self, gpu: &Gpu, group: Group, all: u64, mine: Span) -> Result<(), BackendError> {
-        let count = mine.count * self.members(group);
-        let values = read(gpu, Span { address: all, count, ..mine })?;
-        let mut sums = vec![0.0; mine.count];
-        self.0.reduce_scatter(group, &values, &mut sums)?;
-        write(mine, &sums)
-    }
-
-    fn all_to_all(&self, gpu: &Gpu, group: Group, send: Span, receive: u64) -> Result<(), BackendError> {
-        let values = read(gpu, send)?;
-        let mut received = vec![0.0; values.len()];
-        self.0.all_to_all(group, &values, &mut received)?;
-        write(Span { address: receive, ..send }, &received)
-    }
-}
 
 /// The batch of a data-parallel rank: the same requests with tokens of its own.
 fn batch_of(model: &Model, data_rank: usize) -> Batch {
@@ -133,7 +61,7 @@ fn on_a_gpu(config: &ModelConfig, place: Place, all2all: All2All, threads: Arc<T
         ..cuda_options(Dtype::Bfloat16)
     };
     let mut cuda = CudaDevice::new(&model.spec, &WEIGHTS, &options).unwrap();
-    cuda.set_collectives(Rc::new(ThroughHost(threads)));
+    cuda.set_collectives(Rc::new(Host::new(threads, place)));
     let batch = batch_of(&model, place.data());
     cuda.set_routing(logits_of(config, place)).unwrap();
     cuda.init_kv(&batch).unwrap();

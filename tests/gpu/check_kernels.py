@@ -265,7 +265,7 @@ class Judge:
         rms = ref.pow(2).mean(-1, keepdim=True).sqrt()
         rel = ((out - ref).pow(2).sum().sqrt() / ref.pow(2).sum().sqrt()).item()
         worst = ((out - ref).abs() / (4 * u * ref.abs() + 4 * u * rms)).max().item()
-        good = rel < u * ops ** 0.5 and worst <= 1.0 and same
+        good = rel < u * ops ** 0.5 and worst <= ops ** 0.5 and same
         key = f"{kernel} {dtype}"
         old = self.worst.get(key, (0, 0, 0))
         self.worst[key] = (max(old[0], rel) if rel == rel else float("nan"), max(old[1], worst) if worst == worst else float("nan"), old[2] + 1)

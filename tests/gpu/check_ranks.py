@@ -144,7 +144,7 @@ def check_experts(k, judge, tiny):
                             out, same = k.compute(model, part_of(weights, l.first, local), l, x)
                             judge.exact("EP combine repeats", (what, r), same)
                             total = total + out.float()
-                        judge.see("EP sum over ranks", what, total, reference(model, x, weights, logits), k.dtype)
+                        judge.see("EP sum over ranks", what, total, reference(model, x, weights, logits), k.dtype, ops=3)
 
 
 class Sent:

@@ -7,9 +7,6 @@ use crate::backend::{BackendError, Capture, Replay, Tracing};
 use crate::rank::{Command, Leader, Reply, Slowest};
 use crate::units::Bytes;
 
-/// Until a replay's wall time is known.
-const FIRST_GUESS: Duration = Duration::from_secs(5);
-
 /// Rank 0's capture, replayed with the other ranks'.
 pub struct Together<'a> {
     capture: &'a mut dyn Capture,
@@ -21,10 +18,10 @@ pub struct Together<'a> {
 }
 
 impl<'a> Together<'a> {
-    /// Of rank 0's capture; without a leader it is the only one.
-    pub fn new(capture: &'a mut dyn Capture, leader: Option<&'a mut Leader>) -> Self {
+    /// Of rank 0's capture; without a leader it is the only one. A replay does not take longer than `wall`, as far as is known.
+    pub fn new(capture: &'a mut dyn Capture, leader: Option<&'a mut Leader>, wall: Duration) -> Self {
         let ranks = leader.as_ref().map_or(1, |leader| leader.world());
-        Self { capture, leader, wall: FIRST_GUESS, made: vec![Vec::new(); ranks] }
+        Self { capture, leader, wall, made: vec![Vec::new(); ranks] }
     }
 
     /// How many replays each rank has made.
