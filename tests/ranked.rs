@@ -172,7 +172,7 @@ fn ranks_that_go_wrong_end_all() {
 
 #[test]
 fn a_case_that_one_rank_cannot_run_is_passed_over() {
-    with_fault("fail@check:1", "-tp 2", 4, &["rank 1"]);
+    with_fault("fail@check:1", "-tp 2", 3, &["rank 1"]);
     // No room for the KV blocks, on any rank: the next case still runs.
     let bench = Bench::new();
     let run =

@@ -14,6 +14,8 @@ use forward_bench::model::routing::{self, RankRouting, Rule};
 use forward_bench::model::{Model, ModelConfig};
 use forward_bench::units::Bytes;
 
+use half::bf16;
+
 use crate::host::Host;
 use crate::ranks::{Threads, on_ranks};
 use crate::support::{cuda_options, outputs};
