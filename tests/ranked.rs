@@ -154,7 +154,7 @@ fn with_fault(fault: &str, flags: &str, status: i32, words: &[&str]) {
         std::fs::read(entry.path().join("environ"))
             .is_ok_and(|text| text.split(|byte| *byte == 0).any(|variable| variable == home.as_bytes()))
     };
-    let left = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok).filter(|_| true).any(alive);
+    let left = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok).any(alive);
     assert!(!left, "{fault}: a process is left");
     assert!(!bench.home.path().join("case/llama-tiny-tp2/d/new/forward.json").exists(), "{fault}");
 }
@@ -166,6 +166,7 @@ fn ranks_that_go_wrong_end_all() {
     with_fault("kill@check:0", "-tp 2", 4, &["rank 0 was killed by SIGKILL"]);
     with_fault("hang@prepare:1", "-tp 2 --prepare-timeout 1", 4, &["rank 1 did not end prepare within 1 s"]);
     with_fault("exit@replay:2", "-dp 4", 4, &["rank 2"]);
+    with_fault("memory@prepare:1", "-tp 2", 4, &["rank 1 was killed by SIGABRT"]);
     with_fault("hang@connect:1", "-tp 2 --connect-timeout 1", 4, &["rank 1 did not join within 1 s"]);
     with_fault("stop@replay:1", "-tp 2", 4, &["rank 1 was stopped by SIGSTOP"]);
 }

@@ -1,8 +1,8 @@
 //! Faults on demand, for tests: what a rank does wrong, at which step.
 //!
 //! `FORWARD_BENCH_FAULT=stop@replay:1` stops rank 1 at its next replay; several are separated by commas. Actions: `panic`, `hang`
-//! (the step never ends), `exit` (status 7, without a word), `kill` (SIGKILL), `stop` (SIGSTOP), `fail` (the step answers with
-//! a failure). Steps: `connect`, and the names of commands in lower case: `prepare`, `check`, `replay`, `profile`, `finish`.
+//! (the step never ends), `exit` (status 7, without a word), `kill` (SIGKILL), `stop` (SIGSTOP), `memory` (an allocation fails, which aborts),
+//! `fail` (the step answers with a failure). Steps: `connect`, and the names of commands in lower case: `prepare`, `check`, `replay`, `profile`, `finish`.
 
 use super::Reply;
 
@@ -22,6 +22,7 @@ pub fn at(step: &str, rank: usize) -> bool {
         "fail" => return true,
         "panic" => panic!("asked to panic at {step}"),
         "exit" => std::process::exit(7),
+        "memory" => std::alloc::handle_alloc_error(std::alloc::Layout::new::<[u64; 1 << 20]>()),
         "kill" => signal(rustix::process::Signal::KILL),
         "stop" => signal(rustix::process::Signal::STOP),
         _ => loop {
