@@ -19,6 +19,8 @@ mod timer;
 mod trace;
 #[cfg(feature = "cuda")]
 mod two_gpus;
+#[cfg(feature = "cuda")]
+mod two_gpus_steps;
 mod weights;
 
 use forward_bench::backend::cuda;

@@ -39,7 +39,7 @@ fn step(
 }
 
 /// Experts by `balanced`, so that rounding cannot change who is chosen; none in a model without experts.
-fn routing(config: &ModelConfig, layout: Layout, case: &str, data_rank: usize) -> Option<Routing> {
+pub(crate) fn routing(config: &ModelConfig, layout: Layout, case: &str, data_rank: usize) -> Option<Routing> {
     let ranks = routing::Layout::of(config, layout)?;
     let case: forward_bench::case::Case = case.parse().unwrap();
     let tokens = case.requests.iter().map(|request| request.query_len as usize).sum();
@@ -72,12 +72,12 @@ fn agrees((preset, overrides): (&str, &str), layout: Layout, all2all: All2All, s
     }
 }
 
-const fn layout(data: usize, tensor: usize, expert_parallel: bool) -> Layout {
+pub(crate) const fn layout(data: usize, tensor: usize, expert_parallel: bool) -> Layout {
     Layout { data, pipeline: 1, tensor, expert_parallel }
 }
 
 /// Two layers of about ten rounded results each; those of a shard are rounded once more before they are added up.
-const TWO_LAYERS: f64 = 4.0;
+pub(crate) const TWO_LAYERS: f64 = 4.0;
 
 #[test]
 #[ignore = "needs an NVIDIA GPU"]

@@ -3,8 +3,8 @@
 use forward_bench::backend::cpu::{CpuDevice, CpuOptions};
 use forward_bench::backend::cuda::{CudaDevice, CudaOptions, Products};
 use forward_bench::backend::{
-    Act, BackendError, Device, Dtype, Forward, KvInit, KvLayer, L2, Rope, StepSpec, WeightRole, WeightSource,
-    WeightSpec, Weights, dummy,
+    Act, BackendError, Capture, Device, Dtype, Forward, KvInit, KvLayer, L2, Rope, StepSpec, WeightRole,
+    WeightSource, WeightSpec, Weights, dummy,
 };
 use forward_bench::batch::{Batch, BatchPlan, KvGroup, Limits};
 use forward_bench::case::Case;
@@ -107,7 +107,11 @@ pub fn batch_of_groups(case: &str, groups: &[KvGroup], seed: u64) -> Batch {
 /// What a device computes: the output of an eager run, of two replays, and whether those agree bit for bit.
 pub fn outputs(device: &mut dyn Device, batch: &Batch, forward: Forward<'_>) -> (Vec<f32>, bool) {
     device.init_kv(batch).expect("KV contents");
-    let mut capture = device.capture(batch, forward).expect("a capture");
+    outputs_of(&mut *device.capture(batch, forward).expect("a capture"))
+}
+
+/// The same of a capture that is there already.
+pub fn outputs_of(capture: &mut dyn Capture) -> (Vec<f32>, bool) {
     capture.eager().expect("a warm-up");
     capture.snapshot().expect("a snapshot");
     capture.restore().expect("a restore");

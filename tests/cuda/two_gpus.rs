@@ -32,22 +32,22 @@ const WARM_UP: usize = 10;
 const REPLAYS: usize = 31;
 
 /// One rank.
-struct Rank {
-    rank: usize,
+pub(crate) struct Rank {
+    pub rank: usize,
     folder: PathBuf,
-    gpu: Arc<Gpu>,
+    pub gpu: Arc<Gpu>,
 }
 
 impl Rank {
     /// Says something to the other, whole or not at all.
-    fn say(&self, what: &str, bytes: &[u8]) {
+    pub(crate) fn say(&self, what: &str, bytes: &[u8]) {
         let own = self.folder.join(format!(".{}", self.rank));
         fs::write(&own, bytes).unwrap();
         fs::rename(own, self.folder.join(format!("{what}-{}", self.rank))).unwrap();
     }
 
     /// What the other says.
-    fn hear(&self, what: &str) -> Vec<u8> {
+    pub(crate) fn hear(&self, what: &str) -> Vec<u8> {
         let path = self.folder.join(format!("{what}-{}", 1 - self.rank));
         let start = Instant::now();
         while !path.exists() {
@@ -57,23 +57,36 @@ impl Rank {
         fs::read(path).unwrap()
     }
 
-    fn tell(&self, text: &str) {
+    /// Joins the other by NCCL; `id` is told once under this name.
+    pub(crate) fn joined(&self, layout: Layout, id: &str) -> Rc<Nccl> {
+        let told = if self.rank == 0 {
+            let own = Nccl::unique_id().unwrap();
+            self.say(id, &own);
+            own
+        } else {
+            self.hear(id)
+        };
+        Nccl::new(&self.gpu, Place { layout, rank: self.rank }, &told).unwrap()
+    }
+
+    pub(crate) fn tell(&self, text: &str) {
         println!("rank {}: {text}", self.rank);
     }
 }
 
-#[test]
-#[ignore = "needs two NVIDIA GPUs and NCCL"]
-fn two_gpus_share_memory_and_add_up() {
+/// Runs a test's body in two processes, one for each GPU; in the process that starts them, the folder where they met.
+pub(crate) fn apart(test: &str, body: impl FnOnce(&Rank)) -> Option<tempfile::TempDir> {
     if let Ok(rank) = std::env::var(RANK) {
         let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
         let rank = rank.parse().unwrap();
         let gpu = Gpu::open(rank).unwrap();
-        return run(&Rank { rank, folder, gpu });
+        nccl_available().unwrap();
+        body(&Rank { rank, folder, gpu });
+        return None;
     }
     let folder = tempfile::tempdir().unwrap();
     let child = |rank: usize| {
-        let mut command = crate::nccl::again("two_gpus::two_gpus_share_memory_and_add_up");
+        let mut command = crate::nccl::again(test);
         command.env(RANK, rank.to_string()).env(FOLDER, folder.path()).spawn().unwrap()
     };
     let mut children = [child(0), child(1)];
@@ -91,11 +104,18 @@ fn two_gpus_share_memory_and_add_up() {
     }
     let good = children.iter_mut().all(|child| child.wait().unwrap().success());
     assert!(good, "a rank failed");
-    table(folder.path());
+    Some(folder)
+}
+
+#[test]
+#[ignore = "needs two NVIDIA GPUs and NCCL"]
+fn two_gpus_share_memory_and_add_up() {
+    if let Some(folder) = apart("two_gpus::two_gpus_share_memory_and_add_up", run) {
+        table(folder.path());
+    }
 }
 
 fn run(rank: &Rank) {
-    nccl_available().unwrap();
     rank.tell(&format!("{}, {}", rank.gpu.name, rank.gpu.uuid));
     peer_access(rank);
     nvlink(rank);
@@ -209,15 +229,7 @@ impl CustomForward for Sums {
 }
 
 fn sums(rank: &Rank) {
-    let layout = Layout { tensor: 2, ..Layout::ONE };
-    let id = if rank.rank == 0 {
-        let id = Nccl::unique_id().unwrap();
-        rank.say("id", &id);
-        id
-    } else {
-        rank.hear("id")
-    };
-    let nccl = Nccl::new(&rank.gpu, Place { layout, rank: rank.rank }, &id).unwrap();
+    let nccl = rank.joined(Layout { tensor: 2, ..Layout::ONE }, "id");
     let collectives: Rc<dyn Collectives> = nccl.clone();
     for bytes in SIZES {
         let data = rank.gpu.stream.alloc_zeros::<u16>(bytes / 2).unwrap();
