@@ -87,10 +87,10 @@ fn stages_and_tokens_that_would_travel_twice() {
         &["--pipeline-parallel-size is 2", "not in this version"],
     );
     let twice = Spread { all2all: All2All::AllToAll, ..spread(2, 2, true) };
-    let words = ["--tensor-parallel-size is 2", "each token 2 times", "allgather-reducescatter"];
+    let words = ["--tensor-parallel-size is 2", "each token 2 times", "allgather_reducescatter"];
     says(&refused(&config("qwen3-moe-tiny", None), twice), &words);
     let parts = Spread { all2all: All2All::AllToAll, ..spread(2, 1, false) };
-    let words = ["--data-parallel-size is 2", "--all2all-backend all-to-all", "--enable-expert-parallel"];
+    let words = ["--data-parallel-size is 2", "--all2all-backend all_to_all", "--enable-expert-parallel"];
     says(&refused(&config("qwen3-moe-tiny", None), parts), &words);
 }
 
@@ -106,6 +106,6 @@ fn the_names_of_the_ways_are_vllms() {
     for way in [All2All::AllgatherReducescatter, All2All::AllToAll] {
         let name = way.to_possible_value().unwrap().get_name().to_owned();
         assert_eq!(serde_json::to_value(way).unwrap(), name);
-        assert!(["allgather-reducescatter", "all-to-all"].contains(&name.as_str()), "{name}");
+        assert!(["allgather_reducescatter", "all_to_all"].contains(&name.as_str()), "{name}");
     }
 }

@@ -1,12 +1,10 @@
 //! Whole runs on several CPU ranks: layouts, launchers, and ranks that go wrong.
 
-mod common;
-
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Bench, QUICK, Run, read_json};
+use crate::common::{Bench, QUICK, Run, read_json};
 use serde_json::Value;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
