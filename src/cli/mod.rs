@@ -271,12 +271,10 @@ impl Cli {
     /// How the step is spread over ranks.
     #[must_use]
     pub fn layout(&self) -> Layout {
-        Layout {
-            data: self.data_parallel_size as usize,
-            pipeline: self.pipeline_parallel_size as usize,
-            tensor: self.tensor_parallel_size as usize,
-            expert_parallel: self.enable_expert_parallel,
-        }
+        let sizes = [self.data_parallel_size, self.pipeline_parallel_size, self.tensor_parallel_size];
+        let [data, pipeline, tensor] = sizes.map(|size| size as usize);
+        // One rank has all experts either way.
+        Layout { data, pipeline, tensor, expert_parallel: self.enable_expert_parallel && data * tensor > 1 }
     }
 
     /// This process's place in it.

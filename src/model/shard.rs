@@ -48,10 +48,10 @@ impl Shard {
         divide.supported(all2all)?;
         let (rank, ranks) = (place.tensor(), place.layout.tensor);
         let tensor = format!("--tensor-parallel-size {ranks}");
-        let has_mlp = config.experts.as_ref().is_none_or(|experts| experts.layers.contains(&false));
-        divide.even("num_attention_heads", config.num_attention_heads, &tensor, ranks)?;
+        let (has_mlp, fits) = (divide.has_mlp(), |ranks| divide.fits_tensor(ranks));
+        divide.even("num_attention_heads", config.num_attention_heads, (&tensor, ranks), &fits)?;
         if has_mlp {
-            divide.even("intermediate_size", config.intermediate_size, &tensor, ranks)?;
+            divide.even("intermediate_size", config.intermediate_size, (&tensor, ranks), &fits)?;
         }
         let (experts, expert_inter) = divide.experts()?;
         Ok(Self {
@@ -96,6 +96,10 @@ impl Divide<'_> {
             let supported = "stages of layers are not in this version: leave it at 1".to_owned();
             return self.refuse("--pipeline-parallel-size", layout.pipeline, supported);
         }
+        if self.config.experts.is_none() && layout.expert_parallel {
+            let supported = "the model has no experts: leave it out".to_owned();
+            return self.refuse("--enable-expert-parallel", 1, supported);
+        }
         let travels = self.config.experts.is_some() && layout.data > 1 && all2all == All2All::AllToAll;
         if travels && !layout.expert_parallel {
             let supported = "--all2all-backend all_to_all sends tokens to whole experts: add --enable-expert-parallel, \
@@ -104,7 +108,7 @@ impl Divide<'_> {
         }
         if travels && layout.tensor > 1 {
             let supported = format!(
-                "--all2all-backend all_to_all would send each token {} times: choose allgather_reducescatter, or 1",
+                "--all2all-backend all_to_all would send each token {} times: choose allgather_reducescatter, or leave --tensor-parallel-size at 1",
                 layout.tensor
             );
             return self.refuse("--tensor-parallel-size", layout.tensor, supported);
@@ -112,12 +116,33 @@ impl Divide<'_> {
         Ok(())
     }
 
-    /// Fails if the size is not a multiple of the ranks; `by` says where their number comes from.
-    fn even(&self, field: &str, size: usize, by: &str, ranks: usize) -> Result<(), ModelError> {
+    /// Fails if the size is not a multiple of the ranks; `by` says where their number comes from, `fits` which numbers would do.
+    fn even(
+        &self,
+        field: &str,
+        size: usize,
+        (by, ranks): (&str, usize),
+        fits: &dyn Fn(usize) -> bool,
+    ) -> Result<(), ModelError> {
         if size.is_multiple_of(ranks) {
             return Ok(());
         }
-        self.refuse(field, size, format!("{by} does not divide it; {}", choices(size, ranks)))
+        self.refuse(field, size, format!("{by} does not divide it; {}", choices(size, ranks, fits)))
+    }
+
+    /// Whether the attention and the MLP can be shared by so many ranks.
+    fn fits_tensor(&self, ranks: usize) -> bool {
+        let config = self.config;
+        let (heads, kv) = (config.num_attention_heads, config.num_key_value_heads);
+        let kv_fits = kv.is_multiple_of(ranks) || ranks.is_multiple_of(kv);
+        heads.is_multiple_of(ranks)
+            && kv_fits
+            && (!self.has_mlp() || config.intermediate_size.is_multiple_of(ranks))
+    }
+
+    /// Whether some layer has an MLP.
+    fn has_mlp(&self) -> bool {
+        self.config.experts.as_ref().is_none_or(|experts| experts.layers.contains(&false))
     }
 
     /// This rank's KV heads: each is on several ranks where there are fewer of them than ranks.
@@ -132,7 +157,7 @@ impl Divide<'_> {
         }
         let supported = format!(
             "--tensor-parallel-size {ranks} neither divides it nor is a multiple of it; {}",
-            choices(heads, ranks)
+            choices(self.config.num_attention_heads, ranks, &|ranks| self.fits_tensor(ranks))
         );
         self.refuse("num_key_value_heads", heads, supported)
     }
@@ -144,10 +169,12 @@ impl Divide<'_> {
         let (rank, ranks) = (self.place.expert(), layout.data * layout.tensor);
         let by = format!("data × tensor parallel ranks = {} × {}", layout.data, layout.tensor);
         if layout.expert_parallel {
-            self.even("the number of experts", experts.count, &by, ranks)?;
+            let fits = |ranks: usize| experts.count.is_multiple_of(ranks);
+            self.even("the number of experts", experts.count, (&by, ranks), &fits)?;
             return Ok((part(experts.count, rank, ranks), 0..experts.inter));
         }
-        self.even("the experts' intermediate size", experts.inter, &by, ranks)?;
+        let fits = |ranks: usize| experts.inter.is_multiple_of(ranks);
+        self.even("the experts' intermediate size", experts.inter, (&by, ranks), &fits)?;
         Ok((0..experts.count, part(experts.inter, rank, ranks)))
     }
 
@@ -163,10 +190,10 @@ impl Divide<'_> {
     }
 }
 
-/// Which numbers of ranks there are near one that does not divide.
-fn choices(size: usize, ranks: usize) -> String {
-    let below = (1..ranks).rev().find(|ranks| size.is_multiple_of(*ranks)).unwrap_or(1);
-    match (ranks + 1..=size).find(|ranks| size.is_multiple_of(*ranks)) {
+/// Which numbers of ranks would do, next to one that does not.
+fn choices(most: usize, ranks: usize, fits: &dyn Fn(usize) -> bool) -> String {
+    let below = (1..ranks).rev().find(|ranks| fits(*ranks)).unwrap_or(1);
+    match (ranks + 1..=most).find(|ranks| fits(*ranks)) {
         Some(above) => format!("{below} or {above} would"),
         None => format!("{below} would"),
     }

@@ -155,7 +155,7 @@ pub fn configuration(cli: &Cli, entry: &Entry, plan: &Plan) -> Result<Configurat
 fn layout(cli: &Cli, plan: &Plan) -> Value {
     let mut layout = json!({
         "tensor_parallel_size": cli.tensor_parallel_size, "data_parallel_size": cli.data_parallel_size,
-        "pipeline_parallel_size": cli.pipeline_parallel_size, "enable_expert_parallel": cli.enable_expert_parallel,
+        "pipeline_parallel_size": cli.pipeline_parallel_size, "enable_expert_parallel": cli.layout().expert_parallel,
         "block_size": cli.block_size,
     });
     if plan.route.is_some() && cli.data_parallel_size > 1 {

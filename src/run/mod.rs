@@ -159,7 +159,10 @@ fn follow(cli: &Cli, home: &Path) -> Result<u8, Failure> {
     if prints || !matches!(cli.mode(), Mode::Measure | Mode::Test | Mode::Profile) {
         return Ok(0);
     }
-    match load_suite(cli).and_then(|suite| checked(cli, &suite).map(drop)) {
+    let starts = [("--against", cli.comparison.against.is_some()), ("--runs", cli.comparison.runs > Some(1))];
+    let refused =
+        starts.iter().filter(|(_, given)| *given).try_for_each(|(flag, _)| ranks::refuse_launcher(flag));
+    match refused.and_then(|()| checked(cli, &load_suite(cli)?).map(drop)) {
         Ok(()) => ranks::launch(cli, home, false, None),
         Err(failure) => std::process::exit(i32::from(failure.status)),
     }

@@ -99,6 +99,19 @@ fn a_baseline_has_all_ranks_and_is_compared_as_one() {
 }
 
 #[test]
+fn two_executables_are_compared_rank_by_rank() {
+    let bench = Bench::new();
+    let other = crate::common::EXECUTABLE.display();
+    let run = bench.run(&format!("{QUICK} --case d=2*1@32 -tp 2 --against {other} --runs 2")).expect(0);
+    assert!(
+        run.stderr.contains("case/llama-tiny-tp2/d: ") && !run.stderr.contains("could not compare"),
+        "{}",
+        run.stderr
+    );
+    assert!(run.stdout.contains("change:"), "{}", run.stdout);
+}
+
+#[test]
 fn every_rank_is_traced() {
     let bench = Bench::new();
     let folder = bench.home.path().join("profiles");
@@ -127,6 +140,7 @@ fn what_does_not_divide_is_refused_with_the_numbers() {
         Bench::new().run(&format!("--bench --backend cpu --case d=1@8 {flags}")).refused(2, words);
     };
     refused("--model smollm2-135m -tp 2", &["num_attention_heads", "9", "1 or 3"]);
+    refused("--model tests/data/llama-tiny -tp 2 -ep", &["--enable-expert-parallel", "no experts"]);
     refused("--model tests/data/llama-tiny -pp 2", &["--pipeline-parallel-size 2"]);
     refused("--model tests/data/llama-tiny -tp 0", &["--tensor-parallel-size 0"]);
     refused("--model tests/data/llama-tiny --nnodes 2 -tp 2", &["--node-rank"]);
@@ -154,7 +168,8 @@ fn with_fault(fault: &str, flags: &str, status: i32, words: &[&str]) {
     };
     let left = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok).any(alive);
     assert!(!left, "{fault}: a process is left");
-    assert!(!bench.home.path().join("case/llama-tiny-tp2/d/new/forward.json").exists(), "{fault}");
+    let saved = ["tp2", "dp2", "dp4"].map(|layout| format!("case/llama-tiny-{layout}/d/new/forward.json"));
+    assert!(!saved.iter().any(|file| bench.home.path().join(file).exists()), "{fault}");
 }
 
 #[test]
@@ -164,6 +179,7 @@ fn ranks_that_go_wrong_end_all() {
     with_fault("kill@check:0", "-tp 2", 4, &["rank 0 was killed by SIGKILL"]);
     with_fault("hang@prepare:1", "-tp 2 --prepare-timeout 1", 4, &["rank 1 did not end prepare within 1 s"]);
     with_fault("exit@replay:2", "-dp 4", 4, &["rank 2"]);
+    with_fault("exit@replay:0", "-dp 2", 4, &["rank 0 ended with exit status 7"]);
     with_fault("memory@prepare:1", "-tp 2", 4, &["rank 1 was killed by SIGABRT"]);
     with_fault("hang@connect:1", "-tp 2 --connect-timeout 1", 4, &["rank 1 did not join within 1 s"]);
     with_fault("stop@replay:1", "-tp 2", 4, &["rank 1 was stopped by SIGSTOP"]);
@@ -172,6 +188,7 @@ fn ranks_that_go_wrong_end_all() {
 #[test]
 fn a_case_that_one_rank_cannot_run_is_passed_over() {
     with_fault("fail@check:1", "-tp 2", 3, &["rank 1"]);
+    with_fault("fail@finish:1", "-dp 2", 3, &["rank 1: asked to fail at finish"]);
     // No room for the KV blocks, on any rank: the next case still runs.
     let bench = Bench::new();
     let run =
@@ -215,8 +232,10 @@ fn under_a_launcher_rank_0_speaks() {
         (one.expect(2).stderr.as_str(), bench.home.path().join("case/llama-tiny-tp4").exists()),
         ("", false)
     );
-    Run::of(rank(&bench, 0, 2, port, "-tp 2 --runs 2").wait_with_output().unwrap())
-        .refused(2, &["--runs", "without a launcher"]);
+    let all = [0, 1].map(|r| rank(&bench, r, 2, port, "-tp 2 --runs 2"));
+    let [zero, one] = all.map(|child| Run::of(child.wait_with_output().unwrap()));
+    zero.refused(2, &["--runs", "without a launcher"]);
+    assert_eq!(one.expect(2).stderr, "");
 }
 
 #[test]

@@ -142,8 +142,9 @@ impl Communicator for Counting {
 #[test]
 fn a_step_sends_what_its_traffic_says() {
     for name in ["llama-tiny", "qwen3-moe-sparse-tiny"] {
-        for spread in [spread(1, 2, false), spread(3, 2, true), sent(3)] {
+        for mut spread in [spread(1, 2, false), spread(3, 2, true), sent(3)] {
             let config = config(name, None);
+            spread.layout.expert_parallel &= config.experts.is_some();
             let model = model(&config, Place { layout: spread.layout, rank: 0 }, spread.all2all);
             let mut device = device(&model, &Weights::Dummy { seed: 5 });
             let counting = std::sync::Arc::new(Counting::default());

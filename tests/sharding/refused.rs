@@ -46,7 +46,7 @@ fn inner_sizes_that_do_not_divide() {
     let odd = config("llama-tiny", Some(r#"{"intermediate_size": 98}"#));
     says(
         &refused(&odd, spread(1, 4, false)),
-        &["intermediate_size is 98", "--tensor-parallel-size 4", "2 or 7"],
+        &["intermediate_size is 98", "--tensor-parallel-size 4", "2 would"],
     );
     // Experts are shared by data × tensor ranks.
     let moe = config("gpt-oss-deep-tiny", None);

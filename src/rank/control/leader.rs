@@ -46,6 +46,8 @@ struct Open {
     /// Those that wait for a choice themselves.
     choosing: Vec<usize>,
     deadline: Option<Deadline>,
+    /// What the first one said that failed: the others may be waiting for that one.
+    failed: Option<Notice>,
 }
 
 impl Open {
@@ -111,12 +113,13 @@ impl Leader {
         *lock(&self.open) = Open { waiting: (0..self.world()).collect(), ..Open::default() };
         let (open, name) = (self.open.clone(), command.name());
         let _deadline = self.watchdog.deadline(limit, move || {
-            let who = named(&lock(&open).late());
-            Notice::failed(
-                0,
-                error::LOST,
-                &format!("{who} did not end {name} within {} s", limit.as_secs_f64()),
-            )
+            let open = lock(&open);
+            let late = || {
+                let text =
+                    format!("{} did not end {name} within {:.3} s", named(&open.late()), limit.as_secs_f64());
+                Notice::failed(0, error::LOST, &text.replace(".000 s", " s"))
+            };
+            open.failed.clone().unwrap_or_else(late)
         });
         for at in 0..self.followers.len() {
             self.send(at, &Down::Call(self.calls, command.clone()))?;
@@ -291,6 +294,7 @@ fn answered(open: &Mutex<Open>, watchdog: &Watchdog, rank: usize, reply: &Reply)
         && !open.waiting.is_empty()
     {
         let notice = Notice::failed(rank, *status, message);
+        open.failed = Some(notice.clone());
         open.deadline = Some(watchdog.deadline(watchdog.timeouts().after_failure, move || notice.clone()));
     }
 }

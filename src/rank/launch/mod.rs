@@ -155,8 +155,9 @@ fn check_world(name: &str, found: usize, layout: Layout) -> Result<(), RankError
     if found == asked {
         return Ok(());
     }
+    let noun = if asked == 1 { "rank" } else { "ranks" };
     usage(format!(
-        "{name} is {found}, and the layout has {asked} ranks (tensor {tensor} × pipeline {pipeline} × data {data}); start {asked} \
+        "{name} is {found}, and the layout has {asked} {noun} (tensor {tensor} × pipeline {pipeline} × data {data}); start {asked} \
          processes or change -tp and -dp"
     ))
 }

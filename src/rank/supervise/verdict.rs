@@ -6,6 +6,9 @@ use std::process::ExitStatus;
 use crate::rank::error::LOST;
 use crate::rank::notice::Notice;
 
+/// The statuses with which a rank ends for a reason that it has given: all that this program has.
+const OWN: [u8; 6] = [0, 1, 2, 3, LOST, 130];
+
 /// What is known so far; the first of each kind.
 #[derive(Debug, Default)]
 pub struct Verdict {
@@ -42,8 +45,9 @@ impl Verdict {
             self.killed.get_or_insert(format!("rank {rank} was killed by {signal}"));
             return;
         };
-        if rank == 0 {
-            self.rank_0 = Some(u8::try_from(code).unwrap_or(u8::MAX));
+        let own = u8::try_from(code).ok().filter(|code| OWN.contains(code));
+        if let (0, Some(code)) = (rank, own) {
+            self.rank_0 = Some(code);
         } else if code != 0 {
             let place = if code == i32::from(LOST) { &mut self.followed } else { &mut self.exited };
             place.get_or_insert(format!("rank {rank} ended with exit status {code}"));

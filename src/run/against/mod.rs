@@ -172,7 +172,7 @@ fn judge(
     if let Some(path) = &cli.comparison.output_bmf {
         output::bmf(path, &metrics)?;
     }
-    save::criterions_verdict(sides, scratch)?;
+    save::criterions_verdict(cli, sides, scratch)?;
     pages::write(store, !cli.criterion.noplot);
     Ok(status)
 }

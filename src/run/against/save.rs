@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use super::side::Side;
 use crate::baseline::{Compared, FIELDS, SIDECAR, Sidecar, Store};
+use crate::cli::Cli;
 use crate::run::Failure;
 use crate::run::suite::Entry;
 
@@ -56,7 +57,7 @@ pub fn both(
 }
 
 /// Has Criterion compare the last process of each side, and prints what it says.
-pub fn criterions_verdict(sides: &[Side; 2], scratch: &Path) -> Result<(), Failure> {
+pub fn criterions_verdict(cli: &Cli, sides: &[Side; 2], scratch: &Path) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::usage(format!("Criterion's own verdict: {error}"));
     let [old, new] = sides;
     let store = old.store();
@@ -78,6 +79,7 @@ pub fn criterions_verdict(sides: &[Side; 2], scratch: &Path) -> Result<(), Failu
         command
             .args(["--bench", "--noplot", "--baseline", old.baseline(), "--load-baseline", new.baseline()])
             .arg(format!("--allow-mismatch={}", FIELDS.join(",")))
+            .args(layout(cli)) // it is in the ids
             .arg("--shapes")
             .arg(shapes)
             .env("CRITERION_HOME", &store.home)
@@ -88,6 +90,17 @@ pub fn criterions_verdict(sides: &[Side; 2], scratch: &Path) -> Result<(), Failu
         eprintln!("warning: Criterion could not compare them: a case was not measured on both sides");
     }
     Ok(())
+}
+
+/// The flags that say how the step was spread over ranks.
+fn layout(cli: &Cli) -> Vec<String> {
+    let mut flags = vec![
+        format!("--tensor-parallel-size={}", cli.tensor_parallel_size),
+        format!("--data-parallel-size={}", cli.data_parallel_size),
+        format!("--pipeline-parallel-size={}", cli.pipeline_parallel_size),
+    ];
+    flags.extend(cli.enable_expert_parallel.then(|| "--enable-expert-parallel".to_owned()));
+    flags
 }
 
 impl Store {

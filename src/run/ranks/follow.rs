@@ -24,8 +24,12 @@ pub fn run(
     host: Option<Arc<dyn Communicator>>,
 ) -> Result<u8, Failure> {
     let mut rank = Rank { cli, selected, host, links: Links::default(), loaded: None };
+    let mut next = None;
     loop {
-        let command = follower.command()?;
+        let command = match next.take() {
+            Some(command) => command,
+            None => follower.command()?,
+        };
         let reply = match &command {
             Command::Prepare(what) if *what == begin::BEGIN => {
                 let watchdog = follower.watchdog().clone();
@@ -35,8 +39,11 @@ pub fn run(
             Command::Prepare(what) => match (what["what"].as_str(), rank.entry(what)) {
                 (Some(LOAD), Some(entry)) => answer(rank.load(entry)),
                 (Some(CAPTURE), Some(entry)) => match rank.capture(entry, &mut follower)? {
-                    Some(failure) => Reply::failed(failure.status, failure.message),
-                    None => continue, // it answered all that came, Finish the last
+                    Err(failure) => Reply::failed(failure.status, failure.message),
+                    Ok(unanswered) => {
+                        next = unanswered;
+                        continue;
+                    }
                 },
                 _ => bug(),
             },
@@ -79,17 +86,19 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// Makes a case's step ready and does what rank 0 wants of it until it is finished. What kept it from being made ready is returned, and
-    /// is yet to be answered.
-    fn capture(&mut self, entry: &Entry, follower: &mut Follower) -> Result<Option<Failure>, Failure> {
-        let mut lost = None;
+    /// Makes a case's step ready and does what rank 0 wants of it until it is finished; returns a command that is not of this case, which is
+    /// yet to be answered. So is what kept the step from being made ready.
+    fn capture(
+        &mut self,
+        entry: &Entry,
+        follower: &mut Follower,
+    ) -> Result<Result<Option<Command>, Failure>, Failure> {
+        let mut served = Ok(None);
         let opened = self.open(entry, |capture, protocol, wanted| {
-            lost = serve(capture, protocol, wanted, follower).err();
+            served = serve(capture, protocol, wanted, follower);
         });
-        match lost {
-            Some(error) => Err(error.into()),
-            None => Ok(opened.err()),
-        }
+        let next = served?;
+        Ok(opened.map(|()| next))
     }
 
     fn open(
@@ -111,13 +120,13 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// Answers that the step is ready, then every command up to the case's end.
+/// Answers that the step is ready, then every command up to the case's end; returns one that is not of this case.
 fn serve(
     capture: &mut dyn Capture,
     protocol: &Protocol,
     wanted: Option<&Wanted>,
     follower: &mut Follower,
-) -> Result<(), RankError> {
+) -> Result<Option<Command>, RankError> {
     follower.answer(&Reply::Done(Value::Null))?;
     loop {
         let command = follower.command()?;
@@ -133,11 +142,12 @@ fn serve(
                 traced(capture, name, replays)
             }
             Command::Finish => Reply::Done(Value::Null),
-            _ => bug(),
+            Command::Prepare(_) | Command::Shutdown => return Ok(Some(command)),
+            Command::Check(_) => bug(),
         };
         follower.answer(&reply)?;
         if command == Command::Finish {
-            return Ok(());
+            return Ok(None);
         }
     }
 }
