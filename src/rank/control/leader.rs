@@ -115,9 +115,9 @@ impl Leader {
         let _deadline = self.watchdog.deadline(limit, move || {
             let open = lock(&open);
             let late = || {
-                let text =
-                    format!("{} did not end {name} within {:.3} s", named(&open.late()), limit.as_secs_f64());
-                Notice::failed(0, error::LOST, &text.replace(".000 s", " s"))
+                let seconds = (limit.as_secs_f64() * 1e3).round() / 1e3;
+                let text = format!("{} did not end {name} within {seconds} s", named(&open.late()));
+                Notice::failed(0, error::LOST, &text)
             };
             open.failed.clone().unwrap_or_else(late)
         });
