@@ -89,6 +89,9 @@ fn check_layout(cli: &Cli) -> Result<(), String> {
             "--verify holds one rank's forward against what is expected; leave -tp, -dp and -ep out".into()
         );
     }
+    let is_first = |device| !several || device == 0;
+    let each = "several ranks take one GPU each; choose them by CUDA_VISIBLE_DEVICES";
+    require("--device", Some(cli.device), is_first, each)?;
     let flags = &cli.ranks;
     require("--nnodes", Some(flags.nnodes), |n| (1..=4096).contains(&n), "1 to 4096 hosts are served")?;
     let is_time = |seconds| (0.1..=1e6).contains(&seconds);
@@ -175,6 +178,7 @@ mod tests {
             "--tensor-parallel-size 0",
             "--tensor-parallel-size 2000",
             "--pipeline-parallel-size 2",
+            "--device 1 --tensor-parallel-size 2",
             "--nnodes 0",
             "--connect-timeout 0",
             "--verify-tolerance 0",

@@ -6,9 +6,14 @@ use std::process::{Command, Output};
 use std::sync::LazyLock;
 
 /// The bench target, as `cargo test` builds it.
-pub static EXECUTABLE: LazyLock<PathBuf> = LazyLock::new(|| {
+pub static EXECUTABLE: LazyLock<PathBuf> =
+    LazyLock::new(|| built(&["test", "--no-run", "--bench", "forward"], ("forward", "bench")));
+
+/// Has cargo build something, and asks it for the executable of the target of that name and kind.
+pub fn built(arguments: &[&str], (name, kind): (&str, &str)) -> PathBuf {
     let output = Command::new(env!("CARGO"))
-        .args(["test", "--no-run", "--bench", "forward", "--message-format=json"])
+        .args(arguments)
+        .arg("--message-format=json")
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .expect("cargo runs");
@@ -16,10 +21,10 @@ pub static EXECUTABLE: LazyLock<PathBuf> = LazyLock::new(|| {
     String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "forward" && message["target"]["kind"][0] == "bench")
+        .filter(|message| message["target"]["name"] == name && message["target"]["kind"][0] == kind)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
         .expect("cargo names the executable")
-});
+}
 
 /// A Criterion folder and a way to run the bench into it.
 pub struct Bench {

@@ -9,18 +9,7 @@ use std::time::{Duration, Instant};
 
 /// The example, as cargo builds it.
 pub static EXECUTABLE: LazyLock<PathBuf> = LazyLock::new(|| {
-    let output = Command::new(env!("CARGO"))
-        .args(["build", "--example", "ranks_overhead", "--message-format=json"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .expect("cargo runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "ranks_overhead")
-        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .expect("cargo names the executable")
+    crate::common::built(&["build", "--example", "ranks_overhead"], ("ranks_overhead", "example"))
 });
 
 /// The longest that any run here may take: the ten seconds that are promised, and as much again for a busy machine.

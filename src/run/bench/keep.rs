@@ -134,7 +134,7 @@ impl Bench<'_> {
             num_tokens_after_padding: batch.num_tokens(),
             batch_order: batch.order.clone(),
             timing_scope: "forward",
-            checks: measured.checks[rank.min(measured.checks.len() - 1)].clone(),
+            checks: measured.checks[rank].clone(),
             clock_mhz: sidecar::clocks(replays),
             latency_us: Latency::of(&measured.latency.timer, &times, self.cli.iters as usize),
             around,

@@ -90,12 +90,6 @@ fn enough_devices(cli: &Cli, count: usize) -> Result<(), Failure> {
     if *backend::of(cli)? == Backend::Cpu {
         return Ok(());
     }
-    if cli.device != 0 {
-        return Err(Failure::usage(format!(
-            "--device {}: {count} ranks take one GPU each; choose them by CUDA_VISIBLE_DEVICES",
-            cli.device
-        )));
-    }
     backend::cuda_info(count - 1)
         .map(drop)
         .map_err(|error| Failure::usage(format!("{count} ranks on this host need a GPU each: {error}")))
@@ -109,7 +103,7 @@ pub fn run_suite(cli: &Cli, store: &Store, selected: &[&Entry]) -> Result<u8, Fa
     };
     let mut cli = cli.clone();
     cli.part.rank = member.rank;
-    if cli.device == 0 {
+    if member.world > 1 {
         cli.device = backend::device_of(member.local_rank);
     }
     cli.part.host_ranks = if member.several_nodes { 1 } else { member.world };
